@@ -1,15 +1,19 @@
-"""What the tools that make shards share: the folder of a data set and its files, which appear
-complete or not at all.
+"""What the programs of data/ share: where data sets are, and how their files are written and read.
 
-While .producing is in the folder, more shards will come. It holds one line of JSON: the "command"
-that makes the rest, a "count" that changes after each part of the work, "val_complete", and after a
-failure an "error".
+A data set is a folder of shards (fineweb_{train,val}_*.bin, binary files of token ids) with a few
+small files beside the shards. Every file appears under its final name only when it is complete.
 
-tokenizer.sha256 beside the shards names the tokenizer that made them, in the form of sha256sum.
-export.json lists the shards of a set that was made here:
+.producing in the folder means that more shards will come. It holds one line of JSON: the "command"
+that makes the rest, a "count" that changes after each part of the work, "val_complete" (true when
+all validation shards exist), and after a failure an "error".
+
+tokenizer.sha256 holds the checksum and the path of the tokenizer that made the shards, in the
+format of sha256sum. export.json lists the shards of a data set that tokenize_docs.py made:
 
     {"complete": true, "shards": {"val": {"fineweb_val_000000.bin": {"tokens": 90000,
      "identity": "90000 tokens, 1c291ca3", "sha256": "..."}}, "train": {...}}, ...}
+
+This module builds on cli.py of tools/ and on the standard library only.
 """
 
 from __future__ import annotations
@@ -27,38 +31,51 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-# Links stay as they are: data/ may be on another disk, and tools/ lies beside the link.
+# Links are not resolved: data/ may be a link to another disk, and tools/ is beside the link.
 DATA = Path(os.path.abspath(__file__)).parent
 ROOT = DATA.parent
 if not (ROOT / "tools" / "cli.py").is_file():
-    sys.exit(f"error: {ROOT}: no tools/cli.py: run this from the repository, as python3 data/...")
+    sys.exit(
+        f"error: {ROOT}/tools/cli.py does not exist; run this program from its repository, "
+        "as python3 data/..."
+    )
 sys.path.append(str(ROOT / "tools"))
 import cli  # noqa: E402  (of tools/)
 
-SHARD_MAGIC, SHARD_VERSION, HEADER_BYTES = 20240520, 1, 1024
-IDENTITY_BYTES = 65_536  # at the beginning and at the end of a shard
+SHARD_MAGIC = 20240520
+SHARD_VERSION = 1
+HEADER_BYTES = 1024
+IDENTITY_BYTES = 65_536  # at the beginning and at the end of a shard; the identity covers them
 TOKENIZER_RECORD = "tokenizer.sha256"
-EXPORT, KEYS = "export.json", {"tokens", "identity", "sha256"}
+EXPORT_FILE = "export.json"
+ENTRY_KEYS = {"tokens", "identity", "sha256"}  # of a shard in export.json
 
 
 def run_tool(main: Callable[[], int | None], interrupted: str = "") -> NoReturn:
-    """Runs a tool's main and exits; errors are one line. interrupted: what to say after Ctrl-C"""
+    """Run a program's `main` and exit with its exit code, or with 2 after a one-line error.
+
+    `interrupted` is printed after Ctrl-C.
+    """
     sys.exit(cli.run(main, refused=2, interrupted=interrupted))
 
 
-def how_to_train(folder: Path, tokenizer: Path, vocab_size: object) -> str:
-    """The commands that train on a data set, ready to paste."""
+def training_commands(folder: Path, tokenizer: Path, vocab_size: object) -> str:
+    """Return the commands that train on a data set, as text that can be pasted into a shell."""
     data = f"DATA_PATH={shlex.quote(os.path.abspath(folder))}"
     more = f"TOKENIZER_PATH={shlex.quote(os.path.abspath(tokenizer))} VOCAB_SIZE={vocab_size}"
     return (
-        "to train the challenge's model on a GPU, or a small one on a CPU:\n"
+        "to train the challenge's model on a GPU:\n"
         f"  {data} {more} {cli.command_of('train_gpt.py')}\n"
+        "to train a small model on a CPU:\n"
         f"  {data} {cli.command_of('data/quickstart.py')}"
     )
 
 
 def write_atomic(path: Path, *chunks: Any) -> None:
-    """Writes a file that appears complete or not at all."""
+    """Write the chunks to a file that appears complete or not at all; raise ToolError if it fails.
+
+    `chunks` are bytes or arrays. Missing folders are created.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,17 +85,20 @@ def write_atomic(path: Path, *chunks: Any) -> None:
         os.replace(partial, path)
     except OSError as error:
         with suppress(OSError):
-            partial.unlink()  # of a full disk
-        remedy = "make room there, or name another folder; the same command continues"
-        raise cli.ToolError(f"{path}: {error.strerror}; {remedy}") from None
+            partial.unlink()  # frees the space if the disk is full
+        raise cli.ToolError(
+            f"{path}: cannot be written ({error.strerror}); free disk space or choose another "
+            "folder, then run the same command again to continue"
+        ) from None
 
 
 def write_json(path: Path, value: object) -> None:
+    """Write a value as one line of JSON, atomically."""
     write_atomic(path, json.dumps(value).encode() + b"\n")
 
 
-def sha256_of(path: str | Path) -> str:
-    """In hexadecimal; empty if there is no such file."""
+def file_sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal, or "" if the path is not a file."""
     if not os.path.isfile(path):
         return ""
     digest = hashlib.sha256()
@@ -88,130 +108,183 @@ def sha256_of(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def shard_tokens(path: Path) -> int:
-    """How many tokens a shard has. Raises ToolError for a file that is not a whole shard."""
+def count_shard_tokens(path: Path) -> int:
+    """Return the number of tokens in a shard.
+
+    Raises ToolError if the file cannot be read, has another header, or has another size than its
+    header says.
+    """
     try:
         with open(path, "rb") as file:
-            words = [int.from_bytes(file.read(4), "little") for _ in range(3)]
+            magic, version, tokens = (int.from_bytes(file.read(4), "little") for _ in range(3))
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        fault = f"not readable ({error.strerror})" if os.path.lexists(path) else "missing"
-        raise cli.ToolError(f"{path}: {fault}: restore it") from None
-    if words[:2] != [SHARD_MAGIC, SHARD_VERSION] or size != HEADER_BYTES + 2 * words[2]:
-        raise cli.ToolError(f"{path}: truncated, or no shard ({size:,} bytes): restore it")
-    return words[2]
+        exists = os.path.lexists(path)
+        fault = f"cannot be read ({error.strerror})" if exists else "is missing"
+        raise cli.ToolError(f"{path}: {fault}; restore the file") from None
+    is_shard = magic == SHARD_MAGIC and version == SHARD_VERSION
+    if not is_shard or size != HEADER_BYTES + 2 * tokens:
+        raise cli.ToolError(
+            f"{path}: is truncated or not a shard ({size:,} bytes); restore the file"
+        )
+    return tokens
 
 
-def entry_of(path: Path, whole: bool = True) -> dict[str, Any]:
-    """A shard's entry in export.json, with the identity that the trainer gives it; unless the whole
-    file is read, "sha256" is empty.
+def describe_shard(path: Path, whole: bool = True) -> dict[str, Any]:
+    """Return a shard's entry for export.json: its tokens, its identity and its SHA-256.
+
+    The identity is the one that the trainer computes: the number of tokens, and a checksum of the
+    first and the last 64 KiB. With whole=False only these ends are read, and "sha256" is "".
     """
-    tokens = shard_tokens(path)
+    tokens = count_shard_tokens(path)
     with open(path, "rb") as file:
         checksum = zlib.crc32(file.read(IDENTITY_BYTES))
         file.seek(max(0, path.stat().st_size - IDENTITY_BYTES))
         checksum = zlib.crc32(file.read(IDENTITY_BYTES), checksum)
     identity = f"{tokens} tokens, {checksum:08x}"
-    return {"tokens": tokens, "identity": identity, "sha256": sha256_of(path) if whole else ""}
+    return {"tokens": tokens, "identity": identity, "sha256": file_sha256(path) if whole else ""}
 
 
 def check_shard(path: Path, entry: dict[str, Any], whole: bool = False) -> None:
-    """Raises ToolError if a shard (its ends, or the whole file) differs from its entry."""
-    here = entry_of(path, whole)
-    if any(here[key] not in ("", entry[key]) for key in KEYS):
-        raise cli.ToolError(f"{path}: its content is not what was written: restore it")
+    """Raise ToolError if a shard differs from its entry in export.json.
+
+    With whole=False only the two ends of the shard are read and compared.
+    """
+    found = describe_shard(path, whole)
+    for key in ENTRY_KEYS:
+        was_read = found[key] != ""
+        if was_read and found[key] != entry[key]:
+            raise cli.ToolError(f"{path}: its content differs from export.json; restore the file")
 
 
 def shard_paths(folder: Path, split: str) -> list[Path]:
-    """The files with the name of a split's shard, in order. A name has digits only:
-    fineweb_val_bytes_000000.bin is no shard of "val".
+    """Return the files whose names are those of shards of a split, in order.
+
+    `split` is "train", "val" or "val_bytes". Only digits may follow it in the name, so
+    fineweb_val_bytes_000000.bin is not a shard of "val".
     """
     name = re.compile(rf"fineweb_{split}_\d+\.bin")
     return sorted(path for path in folder.glob("fineweb_*.bin") if name.fullmatch(path.name))
 
 
-def shards_of(folder: Path, split: str) -> list[Path]:
-    """A split's shards in order. Raises ToolError unless all of them are there."""
+def require_shards(folder: Path, split: str) -> list[Path]:
+    """Return the shards of a split in order.
+
+    Raises ToolError if there are none, if a number is missing, or if the data set is not complete.
+    """
     found = shard_paths(folder, split)
     if not found:
-        fault = f"no fineweb_{split}_*.bin" if folder.is_dir() else "no such folder"
-        raise cli.ToolError(f"{folder}: {fault}: give a data set's folder, data/datasets/...")
+        fault = f"contains no fineweb_{split}_*.bin" if folder.is_dir() else "is not a folder"
+        raise cli.ToolError(
+            f"{folder}: {fault}; give the folder of a data set, such as data/datasets/NAME"
+        )
     if (folder / ".producing").exists():
-        raise cli.ToolError(f"{folder}: .producing is there: wait until the set is complete")
+        raise cli.ToolError(
+            f"{folder}: the data set is not complete (.producing exists); wait until it is complete"
+        )
     for number, path in enumerate(found):
         if path.name != f"fineweb_{split}_{number:06d}.bin":
             raise cli.ToolError(
-                f"{path}: expected number {number:06d} next: get it, or move this away"
+                f"{path}: the next shard must have the number {number:06d}; "
+                "restore the missing shard, or move this file away"
             )
     return found
 
 
 def read_export(folder: Path) -> dict[str, Any] | None:
-    """The content of export.json; None without that file. Raises ToolError if it is damaged."""
-    path = folder / EXPORT
+    """Return the content of export.json, or None if there is no such file.
+
+    Raises ToolError if the file is damaged.
+    """
+    path = folder / EXPORT_FILE
     if not os.path.lexists(path):
         return None
     try:
         export = json.loads(path.read_bytes())
         entries = [*export["shards"]["val"].values(), *export["shards"]["train"].values()]
-        known = all(entry.keys() >= KEYS for entry in entries)
-        if not known or not isinstance(export["complete"], bool):
+        has_all_keys = all(entry.keys() >= ENTRY_KEYS for entry in entries)
+        if not has_all_keys or not isinstance(export["complete"], bool):
             raise ValueError("not what tokenize_docs.py writes")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        remedy = "restore it, or make the set again under another --name"
-        raise cli.ToolError(f"{path}: damaged ({error!r}): {remedy}") from None
+        raise cli.ToolError(
+            f"{path}: is damaged ({error!r}); "
+            "restore it, or make the data set again with another --name"
+        ) from None
     return export
 
 
-def path_from(folder: Path, path: Path) -> str:
-    """A file's name as sha256sum -c needs it in a folder, which may be a link."""
+def relative_path(folder: Path, path: Path) -> str:
+    """Return the path of a file as `sha256sum -c` needs it in `folder`, which may be a link."""
     return os.path.relpath(os.path.realpath(path), os.path.realpath(folder))
 
 
 def record_tokenizer(folder: Path, tokenizer: Path) -> None:
-    """Notes beside the shards which tokenizer made them."""
-    line = f"{sha256_of(tokenizer)}  {path_from(folder, tokenizer)}\n"
+    """Write tokenizer.sha256, which records the tokenizer that made the shards of a folder."""
+    line = f"{file_sha256(tokenizer)}  {relative_path(folder, tokenizer)}\n"
     write_atomic(folder / TOKENIZER_RECORD, os.fsencode(line))
 
 
-def recorded_tokenizer(folder: Path) -> tuple[str, Path] | None:
-    """(SHA-256, path) of the tokenizer that made the shards; None if that is not recorded. For a
-    set that was copied elsewhere it is looked for beside the shards and in data/tokenizers, too.
+def find_recorded_tokenizer(folder: Path) -> tuple[str, Path] | None:
+    """Return (SHA-256, path) of the tokenizer that made the shards of a folder.
+
+    Returns None if the folder has no tokenizer.sha256. If the data set was copied elsewhere, the
+    tokenizer is also looked for beside the shards and in data/tokenizers. If it is in no place, the
+    path is the recorded one. Raises ToolError if tokenizer.sha256 is damaged.
     """
     record = folder / TOKENIZER_RECORD
     if not record.is_file():
         return None
     digest, _, name = os.fsdecode(record.read_bytes()).rstrip("\n").partition("  ")
     if len(digest) != 64 or not name:
-        raise cli.ToolError(f"{record}: not a line of sha256sum: write it with sha256sum")
-    # Links are followed only where the name is wrong without that.
-    plain, noted = (Path(os.path.normpath(f / name)) for f in (folder, folder.resolve()))
-    places = [plain, DATA / "tokenizers" / noted.name, noted, folder / noted.name]
-    return digest, next((path for path in places if sha256_of(path) == digest), noted)
+        raise cli.ToolError(
+            f"{record}: must be one line in the format of sha256sum; write it again with sha256sum"
+        )
+    # Links are resolved only if the recorded path is wrong without resolving them.
+    unresolved = Path(os.path.normpath(folder / name))
+    recorded = Path(os.path.normpath(folder.resolve() / name))
+    in_data = DATA / "tokenizers" / recorded.name
+    beside_shards = folder / recorded.name
+    for path in (unresolved, in_data, recorded, beside_shards):
+        if file_sha256(path) == digest:
+            return digest, path
+    return digest, recorded
 
 
 @contextmanager
 def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Keeps other tools out of a folder. If one is at work there, waits or raises ToolError."""
+    """Keep other programs out of a folder during a `with` block.
+
+    If another program has locked the folder, wait for it, or raise ToolError with wait=False. An
+    empty folder is removed at the end.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        fault = "no folder; if it is a link, its disk is not there: mount that, or remove the link"
-        raise cli.ToolError(f"{error.filename}: {fault}") from None
+        raise cli.ToolError(
+            f"{error.filename}: is not a folder; "
+            "if it is a link to another disk, mount the disk or remove the link"
+        ) from None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield
     except BlockingIOError:
-        raise cli.ToolError(f"{folder}: another process makes it now; wait until it ends") from None
+        raise cli.ToolError(
+            f"{folder}: another process is making this data set; wait until it ends"
+        ) from None
     finally:
         os.close(descriptor)
         with suppress(OSError):
-            folder.rmdir()  # if nothing was made
+            folder.rmdir()  # succeeds only if the folder is empty
 
 
-class Producing:
-    """The file .producing, during the work of a `with` block."""
+class ProducingFile:
+    """Keeps the file .producing in a folder during a `with` block.
+
+    While the file is there, the trainer knows that more shards will come. `update` changes the
+    file, so that the trainer sees that the work goes on. After an error the file stays, with the
+    error in it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / ".producing"
@@ -219,16 +292,17 @@ class Producing:
         command = f"cd {shlex.quote(os.getcwd())} && {again}"
         self.state = {"command": command, "count": 0, "val_complete": False}
 
-    def touch(self, **news: object) -> None:
-        self.state |= {**news, "count": self.state["count"] + 1}
+    def update(self, **changes: object) -> None:
+        """Write the file anew with a higher "count" and the given changes of its values."""
+        self.state |= {**changes, "count": self.state["count"] + 1}
         write_json(self.path, self.state)
 
-    def __enter__(self) -> Producing:
-        self.touch()
+    def __enter__(self) -> ProducingFile:
+        self.update()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.path.unlink()
         else:
-            self.touch(error=cli.one_line(error) or type(error).__name__)
+            self.update(error=cli.one_line(error) or type(error).__name__)

@@ -151,7 +151,7 @@ def data_settings() -> dict[str, str]:
         text = shlex.quote(own) if own and folder.exists() else "FILE_OR_FOLDER"
         remedy = f"{tool} {text} --name mine makes shards of text, and prints what to set"
         raise cli.ToolError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
-    recorded = dataset.recorded_tokenizer(folder)
+    recorded = dataset.find_recorded_tokenizer(folder)
     tokenizer = os.environ.get("TOKENIZER_PATH", str(recorded[1]) if recorded else "")
     if not tokenizer:
         raise cli.ToolError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
@@ -291,7 +291,7 @@ def main() -> int:
     if options.prepare_only:
         data = data_settings()
         paths = Path(data["DATA_PATH"]), Path(data["TOKENIZER_PATH"])
-        print(dataset.how_to_train(*paths, data["VOCAB_SIZE"]))
+        print(dataset.training_commands(*paths, data["VOCAB_SIZE"]))
         return 0
     if not options.script.is_file():
         raise cli.ToolError(f"--script {options.script}: there is no such file")

@@ -5,27 +5,36 @@
     python3 data/tokenize_docs.py docs.jsonl --name mine --model my_bpe.model
     python3 data/tokenize_docs.py data/docs_selected.jsonl --normalization nmt_nfkc
 
-Input: files or folders. A .jsonl, .ndjson, .jl or .json file has one {"text": "..."} per line, a
-.parquet file a column "text". Any other file is UTF-8 text and one document, but a single text file
-is cut into documents after its blank lines, or by size if it has none: then no document goes on in
-the next one. With --one-document it stays together. Files may be packed: .gz, .bz2, .xz, .zst.
-(.parquet and .zst need pyarrow.) Of a folder, all files are read but those with a dot in front.
+Input: files or folders. A folder stands for all files in it and below it, except those whose names
+begin with a dot.
+- A .jsonl, .ndjson, .jl or .json file contains one {"text": "..."} per line, each a document.
+- A .parquet file contains a column "text" with one document per row (reading it requires pyarrow).
+- Any other file is UTF-8 text and one document. But a single text file is split into documents at
+  blank lines, or by size if it has none, so that no document continues in the next one. With
+  --one-document it is not split at blank lines.
+- Files that end in .gz, .bz2, .xz or .zst are decompressed (.zst requires pyarrow).
+
 The first --num-val-docs documents (default: a tenth, at most 50,000) are the validation split.
-Tokenizers are trained on the others only, and a later document that repeats a validation document
-is left out.
+Tokenizers are trained on the other documents only. A later document that repeats a validation
+document is left out.
 
 The tokens of a document can be decoded to its exact text: spaces, tabs and line ends stay.
---normalization nmt_nfkc changes text first, as the published tokenizers do: runs of white space,
-line ends and tabs become one space, and some characters become others. Bits per byte are then those
-of the changed text.
+--normalization nmt_nfkc changes the text first, as the published tokenizers do: runs of white
+space, line ends and tabs become one space, and some characters become others. Bits per byte are
+then those of the changed text.
 
-It writes tokenizers/<name>_<vocabulary>_bpe.model (<name>_<vocabulary>.model with --model,
-<name>_byte260.json with --bytes) and, in datasets/<name>_sp<vocabulary>/ (or <name>_byte260/),
-fineweb_val_*.bin, fineweb_train_*.bin, export.json and tokenizer.sha256, under --out.
+Output, in the folder --out:
+  tokenizers/<name>_<vocabulary>_bpe.model    (<name>_<vocabulary>.model with --model,
+                                              <name>_byte260.json with --bytes)
+  datasets/<name>_sp<vocabulary>/             (<name>_byte260/ with --bytes) with
+                                              fineweb_val_*.bin, fineweb_train_*.bin,
+                                              export.json and tokenizer.sha256
 
 If the command was stopped, run it again: it continues after the last complete shard. Training may
 start before the last shard is made: see data/README.md.
 """
+
+# Builds on dataset.py (files of a data set), on cli.py of tools/, and on numpy and sentencepiece.
 
 from __future__ import annotations
 
@@ -46,161 +55,224 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # not there with python3 -P
+# python3 -P does not put the folder of the script on the path.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import dataset
 from dataset import DATA, cli
 
 # isort: split
-import numpy as np  # after cli, which says in one line what is to be installed
+# Imported after cli, which tells the user how to install a missing package.
+import numpy as np
 import sentencepiece
 
-BYTE_TOKENIZER = {"kind": "byte", "offset": 4}  # 0 to 3 are controls, 1 is BOS
-LEAST_VOCABULARY = 256 + 4 + 1  # bytes; pad, BOS, EOS, unknown; a space
-MOST_VOCABULARY = 1 << 16  # a token is a uint16
-PACKED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}  # what reads them
-MAX_VAL_DOCS = 50_000  # the challenge's number
-MAX_DOCUMENT_BYTES = 16 << 20  # SentencePiece takes about 45 bytes of memory for each
-BATCH_BYTES = 1 << 20  # of documents that are encoded together, or of a file read at once
-PASSAGE_BYTES = 1 << 14  # a document cut from a single text file has no more
-ROWS = 256  # of a Parquet file that are in memory at once
+BYTE_TOKENIZER = {"kind": "byte", "offset": 4}  # the ids 0 to 3 are control tokens; 1 is BOS
+MIN_VOCAB_SIZE = 256 + 4 + 1  # the bytes; padding, BOS, EOS and unknown; a space
+MAX_VOCAB_SIZE = 1 << 16  # a token is stored as a uint16
+# The end of a compressed file's name, and the module that decompresses it.
+DECOMPRESSORS = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}
+MAX_VAL_DOCS = 50_000  # the number of the challenge's validation documents
+MAX_DOCUMENT_BYTES = 16 << 20  # SentencePiece needs about 45 bytes of memory for each byte
+BATCH_BYTES = 1 << 20  # size of the batches that are encoded, and of the blocks that are read
+PASSAGE_BYTES = 1 << 14  # largest document that is cut from a single text file
+PARQUET_BATCH_ROWS = 256  # rows of a Parquet file that are in memory at the same time
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
 SPACE = "\u2581"  # SentencePiece's mark for a space
-SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes: SentencePiece drops longer sentences silently
-SAMPLE_BYTES = 50_000_000  # of input, as it is packed, that a tokenizer is trained on
-CUT = "cut into documents at blank lines, or after 16 KiB; --one-document keeps the text together"
-CUT_AS_ONE = "its first tenth is the validation document, the rest training, at most 16 MiB each"
+SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes; SentencePiece drops longer sentences silently
+SAMPLE_BYTES = 50_000_000  # of the input files, as they are on disk, that train a tokenizer
+SPLIT_NOTE = (
+    "split into documents at blank lines, or after 16 KiB; "
+    "use --one-document to keep the text together"
+)
+ONE_DOCUMENT_NOTE = (
+    "the first tenth is the validation document, and the rest is for training; "
+    "a document has at most 16 MiB"
+)
 
 
 # === DOCUMENTS ====================================================================================
 
 
 class Document(NamedTuple):
+    """A document as bytes, with the place in the input where it was found."""
+
     number: int  # in the whole input, from 0
     path: str
-    line: int  # of the file, where it begins; of a Parquet file the row
-    data: bytes  # with all that separates it from the next one, as in the file
+    line: int  # where it begins in the file: the line, or the row of a Parquet file
+    data: bytes  # as in the file, with the blank lines that separate it from the next document
 
-    def text(self) -> str:
-        """Raises ToolError with file and line number."""
+    def decode(self) -> str:
+        """Return the document's text.
+
+        Raises ToolError with file and line number if the data is not UTF-8 or not valid JSON.
+        """
         try:
             text = self.data.decode("utf-8")
             if is_json_lines(self.path):
-                text = text_in_line(text.removeprefix("\ufeff"))
-            elif text.count("\0") > len(text) // 3 and is_text(self.path):
-                raise cli.ToolError(f"{self.path}: UTF-16? Run iconv -f UTF-16LE -t UTF-8 on it")
-            text.encode("utf-8")  # JSON may hold half a surrogate pair
+                text = parse_json_line(text.removeprefix("\ufeff"))
+            elif text.count("\0") > len(text) // 3 and is_plain_text(self.path):
+                raise cli.ToolError(
+                    f"{self.path}: the text seems to be UTF-16; "
+                    "convert it with iconv -f UTF-16LE -t UTF-8"
+                )
+            text.encode("utf-8")  # fails if JSON contains half a surrogate pair
         except UnicodeDecodeError as error:
-            line = self.line + self.data.count(b"\n", 0, error.start)
-            name = "UTF-16" if self.data.startswith((b"\xff\xfe", b"\xfe\xff")) else "WINDOWS-1252"
-            plain = shlex.quote(self.path[: len(self.path) - len(packing(self.path))])
-            what = "unpack and convert it" if packing(self.path) else "convert it"
-            fault = f"not UTF-8 ({error.reason}); if it is text, {what}: "
-            fault += f"iconv -f {name} -t UTF-8 {plain} > NEW_FILE"
-            if b"\0" in self.data and name != "UTF-16":
-                fault = "a binary file, no text; name text files, .jsonl or .parquet files"
-            raise cli.ToolError(f"{self.path}:{line}: {fault}") from None
+            raise self._encoding_error(error) from None
         except (ValueError, RecursionError) as error:
-            fault = f'not an object like {{"text": "..."}} on one line ({error})'
-            remedy = "mend that; plain text needs a name such as .txt"
-            raise cli.ToolError(f"{self.path}:{self.line}: {fault}; {remedy}") from None
+            raise cli.ToolError(
+                f'{self.path}:{self.line}: must be an object like {{"text": "..."}} on one line '
+                f"({error}); correct the line, or rename the file to .txt if it is plain text"
+            ) from None
         return text
 
+    def _encoding_error(self, error: UnicodeDecodeError) -> cli.ToolError:
+        """Return the ToolError for data that is not UTF-8, with a command that converts it."""
+        line = self.line + self.data.count(b"\n", 0, error.start)
+        is_utf16 = self.data.startswith((b"\xff\xfe", b"\xfe\xff"))
+        if b"\0" in self.data and not is_utf16:
+            fault = "is a binary file, not text"
+            remedy = "give text files, .jsonl or .parquet files"
+        else:
+            encoding = "UTF-16" if is_utf16 else "WINDOWS-1252"
+            suffix = compression_suffix(self.path)
+            decompressed_path = shlex.quote(self.path[: len(self.path) - len(suffix)])
+            what_to_do = "decompress and convert it" if suffix else "convert it"
+            fault = f"is not UTF-8 ({error.reason})"
+            remedy = f"if it is text, {what_to_do}: "
+            remedy += f"iconv -f {encoding} -t UTF-8 {decompressed_path} > NEW_FILE"
+        return cli.ToolError(f"{self.path}:{line}: {fault}; {remedy}")
 
-def text_in_line(line: str) -> str:
-    """The text in a line of JSON. Raises ValueError, in words."""
+
+def parse_json_line(line: str) -> str:
+    """Return the text in a line of JSON lines.
+
+    Raises ValueError, with a reason for the user, if the line is not an object with a "text".
+    """
     if line.lstrip().startswith("["):
-        raise ValueError("an array: `jq -c '.[]' FILE > NEW.jsonl` writes a line for each entry")
+        raise ValueError(
+            "it is an array; `jq -c '.[]' FILE > NEW.jsonl` writes each entry on its own line"
+        )
     value = json.loads(line)
-    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        keys = ", ".join(map(str, value)) if isinstance(value, dict) else cli.one_line(value)
-        raise ValueError(f'it has {keys[:80]}, and no "text" that is a string')
+    if not isinstance(value, dict):
+        raise ValueError(f"it is {cli.one_line(value)[:80]}")
+    if not isinstance(value.get("text"), str):
+        keys = ", ".join(map(str, value))
+        raise ValueError(f'it has no "text" with a string among its keys {keys[:80]}')
     return value["text"]
 
 
-def digest_of(content: bytes) -> bytes:
+def compute_digest(content: bytes) -> bytes:
+    """Return a digest of 16 bytes; equal documents have equal digests."""
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def packing(path: str) -> str:
-    """The end of a packed file's name in small letters; empty if it is none."""
-    ending = os.path.splitext(path.lower())[1]
-    return ending if ending in PACKED else ""
+def compression_suffix(path: str) -> str:
+    """Return the suffix of a compressed file, such as ".gz", or "" for any other file."""
+    suffix = os.path.splitext(path.lower())[1]
+    return suffix if suffix in DECOMPRESSORS else ""
 
 
-def kind(path: str) -> str:
-    """The end of a file's name in small letters, without that of a packed one."""
-    return os.path.splitext(path.lower().removesuffix(packing(path)))[1]
+def content_suffix(path: str) -> str:
+    """Return the suffix that says what a file contains: ".jsonl" of a.JSONL and of a.jsonl.gz."""
+    return os.path.splitext(path.lower().removesuffix(compression_suffix(path)))[1]
 
 
 def is_json_lines(path: str) -> bool:
-    return kind(path) in (".jsonl", ".ndjson", ".jl", ".json")
+    """Return True if the file's name is that of a file of JSON lines."""
+    return content_suffix(path) in (".jsonl", ".ndjson", ".jl", ".json")
 
 
-def is_text(path: str) -> bool:
-    return not is_json_lines(path) and kind(path) != ".parquet"
+def is_plain_text(path: str) -> bool:
+    """Return True if the file's name is neither that of JSON lines nor that of a Parquet file."""
+    return not is_json_lines(path) and content_suffix(path) != ".parquet"
 
 
 @contextmanager
-def opened(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """(a file, its content), the same unless it is packed. ToolError: damage, a missing package"""
+def open_decompressed(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Open a file for a `with` block, as (the file on disk, its decompressed content).
+
+    Both are the same object if the file is not compressed. Raises ToolError if the file is damaged,
+    or if the package that decompresses it is missing.
+    """
+    suffix = compression_suffix(path)
     try:
         with open(path, "rb") as file:
-            ending = packing(path)
-            module = import_module(PACKED[ending]) if ending else None
-            if ending == ".zst":
+            module = import_module(DECOMPRESSORS[suffix]) if suffix else None
+            if suffix == ".zst":
                 yield file, io.BufferedReader(module.input_stream(file, compression="zstd"))
             else:
                 yield file, module.open(file) if module else file
     except ImportError as error:
-        remedy = f"{cli.missing(error.name)}{', or unpack it' if packing(path) else ''}"
-        raise cli.ToolError(f"{path}: {remedy}") from None
+        alternative = ", or decompress the file" if suffix else ""
+        raise cli.ToolError(f"{path}: {cli.missing(error.name)}{alternative}") from None
     except Exception as error:
         is_damage = isinstance(error, (OSError, EOFError, ValueError, zlib.error))
-        is_damage |= type(error).__name__ == "LZMAError"  # of a module that may be missing
-        if not is_damage or getattr(error, "errno", None):  # the disk's own
+        is_damage |= type(error).__name__ == "LZMAError"  # of lzma, which may be missing
+        is_system_error = bool(getattr(error, "errno", None))  # such as an error of the disk
+        if not is_damage or is_system_error:
             raise
-        fault = f"damaged, or not what its name says ({cli.one_line(error)[:200]})"
-        raise cli.ToolError(f"{path}: {fault}: restore it") from None
+        reason = cli.one_line(error)[:200]
+        raise cli.ToolError(
+            f"{path}: is damaged, or its content is not what its name says ({reason}); "
+            "restore the file"
+        ) from None
 
 
-def rows_of(file: BinaryIO, path: str) -> Iterator[bytes]:
-    """The texts of a Parquet file. Of a row group a part is in memory."""
+def read_parquet_texts(file: BinaryIO, path: str) -> Iterator[bytes]:
+    """Yield the UTF-8 text of each row of a Parquet file, without reading a whole row group.
+
+    Raises ToolError if the file has no column "text", or if a text is not a string.
+    """
     parquet = import_module("pyarrow.parquet")
     table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=BATCH_BYTES)
-    if "text" not in (names := table.schema_arrow.names):
-        fault = f'it has the columns {cli.some(names)}, and none with the name "text"'
-        raise cli.ToolError(f"{path}: {fault}: write one that has it")
-    batches = table.iter_batches(ROWS, columns=["text"])
+    names = table.schema_arrow.names
+    if "text" not in names:
+        raise cli.ToolError(
+            f'{path}: has the columns {cli.some(names)}, but no column "text"; '
+            'write a file with a column "text"'
+        )
+    batches = table.iter_batches(PARQUET_BATCH_ROWS, columns=["text"])
     texts = (text for batch in batches for text in batch.column(0).to_pylist())
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
-            fault = f'"text" of row {number} is {cli.one_line(text)[:40]}, no string'
-            raise cli.ToolError(f"{path}: {fault}: leave that row out")
+            raise cli.ToolError(
+                f'{path}: "text" of row {number} is {cli.one_line(text)[:40]}, not a string; '
+                "remove the row"
+            )
         yield text.encode("utf-8")
 
 
-def refuse_json_as_text(path: str) -> None:
-    """Raises ToolError for a text, by its name, that begins like a file of JSON lines."""
-    with opened(path) as (_, content):
+def reject_json_in_text_file(path: str) -> None:
+    """Raise ToolError if a file whose name is that of plain text begins like JSON lines."""
+    with open_decompressed(path) as (_, content):
         line = content.readline(MAX_DOCUMENT_BYTES)
-    with suppress(ValueError, RecursionError):  # then it is text
-        text_in_line(line.decode("utf-8-sig"))
-        fault = 'text by its name, but its first line is an object of JSON with "text"'
-        remedy = f"name it .jsonl{packing(path)}; if it is text, begin it with an empty line"
-        raise cli.ToolError(f"{path}: {fault}: {remedy}")
+    with suppress(ValueError, RecursionError):  # raised if the line is text and not JSON
+        parse_json_line(line.decode("utf-8-sig"))
+        raise cli.ToolError(
+            f'{path}: is a text file by its name, but its first line is a JSON object with "text"; '
+            f"rename it to end in .jsonl{compression_suffix(path)}, "
+            "or insert an empty first line if it is text"
+        )
 
 
-def cut(file: BinaryIO, first: int, most: int, at_blank_lines: bool) -> Iterator[bytes]:
-    """A text as documents of at most `most` bytes, and the first of at most `first`."""
-    data, limit = b"", max(1, first)
+def split_text(
+    file: BinaryIO, first_bytes: int, max_bytes: int, at_blank_lines: bool
+) -> Iterator[bytes]:
+    """Yield a text as documents of at most max_bytes each, the first of at most first_bytes."""
+    data = b""
+    limit = max(1, first_bytes)
     while data := data + file.read(limit + 1 - len(data)):
-        end = document_end(data, limit, at_blank_lines)
+        end = find_document_end(data, limit, at_blank_lines)
         yield data[:end]
-        data, limit = data[end:], most
+        data = data[end:]
+        limit = max_bytes
 
 
-def document_end(data: bytes, limit: int, at_blank_lines: bool) -> int:
-    """After the next blank lines; if there are none near, after a line, a word or a character."""
+def find_document_end(data: bytes, limit: int, at_blank_lines: bool) -> int:
+    """Return where the document at the beginning of `data` ends: at most `limit`.
+
+    It ends after the first blank lines if at_blank_lines is True. If there are none within the
+    limit, it ends after the last line, else the last word, else the last character.
+    """
     if at_blank_lines and (blank := BLANK_LINES.search(data, 0, limit)):
         return blank.end()
     if len(data) <= limit:
@@ -208,120 +280,166 @@ def document_end(data: bytes, limit: int, at_blank_lines: bool) -> int:
     for separator in (b"\n", b" "):
         if end := data.rfind(separator, 0, limit) + 1:
             return end
-    while data[limit] & 0xC0 == 0x80 and limit > 1:  # inside a character
+    while data[limit] & 0xC0 == 0x80 and limit > 1:  # a byte inside a UTF-8 character
         limit -= 1
     return limit
 
 
-def input_files(paths: list[str]) -> list[str]:
-    """The files to read, those of folders in order."""
+def list_input_files(paths: list[str]) -> list[str]:
+    """Return the files to read: the given files, and in their place the files of given folders.
+
+    Raises ToolError if a path does not exist, is not a regular file, or is given twice.
+    """
     files: list[str] = []
     for path in paths:
         if os.path.isdir(path):
-            files += files_inside(path)
+            files += list_folder(path)
         elif os.path.isfile(path):
             files.append(path)
         else:
-            what = "not a regular file" if os.path.lexists(path) else "no such file"
-            raise cli.ToolError(f"{path}: {what}: name text files, .jsonl files or folders")
-    if twice := [path for path, n in Counter(map(os.path.realpath, files)).items() if n > 1]:
-        raise cli.ToolError(f"{twice[0]}: named twice: name it once")
+            fault = "is not a regular file" if os.path.lexists(path) else "does not exist"
+            raise cli.ToolError(f"{path}: {fault}; give text files, .jsonl files or folders")
+    counts = Counter(map(os.path.realpath, files))
+    if repeated := [path for path, count in counts.items() if count > 1]:
+        raise cli.ToolError(f"{repeated[0]}: is given twice; give each file once")
     return files
 
 
-def files_inside(folder: str) -> list[str]:
-    """The regular files in a folder and below it, but for hidden names; says what it leaves out."""
+def list_folder(folder: str) -> list[str]:
+    """Return the regular files in a folder and below it, sorted, except those with hidden names.
 
-    def refuse(error: OSError) -> None:
+    Prints how many other paths are left out. Raises ToolError if there are no files, and OSError if
+    a folder cannot be read.
+    """
+
+    def raise_error(error: OSError) -> None:
         raise error
 
-    files, others = [], []
-    for place, folders, names in os.walk(folder, onerror=refuse):
+    files, left_out = [], []
+    for place, folders, names in os.walk(folder, onerror=raise_error):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        # os.walk does not follow links to folders: they are left out, and counted.
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        for path in [Path(place, n) for n in [*names, *links] if not n.startswith(".")]:
-            (files if path.is_file() else others).append(str(path))
+        for name in [*names, *links]:
+            if name.startswith("."):
+                continue
+            path = Path(place, name)
+            (files if path.is_file() else left_out).append(str(path))
     if not files:
-        raise cli.ToolError(f"{folder}: a folder without files: name text or .jsonl files")
-    if others:
-        print(f"note: left out: {len(others)} that are no regular file, as {min(others)}")
+        raise cli.ToolError(f"{folder}: the folder contains no files; give text or .jsonl files")
+    if left_out:
+        print(
+            f"note: {len(left_out)} paths that are not regular files are left out, "
+            f"for example {min(left_out)}"
+        )
     return sorted(files)
 
 
 class Source:
-    """The documents of the input files, in order. The first num_val_docs are for validation. A
-    single text is cut into passages, or with one_document into its first tenth and the rest.
+    """The documents of the input files, in order; the first num_val_docs are for validation.
+
+    A single text file is split into passages at blank lines. With one_document=True it is split
+    into its first tenth, for validation, and the rest.
+
+    num_val_docs=None means a tenth of the documents. Raises ToolError for input that cannot be
+    used.
     """
 
     def __init__(
         self, paths: list[str], num_val_docs: int | None = None, one_document: bool = False
     ) -> None:
-        self.files = input_files(paths)
-        self.is_one_text = len(self.files) == 1 and is_text(self.files[0])
+        self.files = list_input_files(paths)
+        self.is_one_text = len(self.files) == 1 and is_plain_text(self.files[0])
         self.one_document = one_document
         if one_document and not self.is_one_text:
-            raise cli.ToolError(f"{paths[0]}: --one-document: is for one text file: leave it out")
-        self.stamps = self.stamps_now()  # before anything is read
-        ends = [*accumulate(size for _, size, _ in self.stamps)]
-        self.before, self.bytes = [0, *ends[:-1]], ends[-1] or 1  # before each file, of all
-        self.bytes_read = 0
-        for path in filter(is_text, self.files):
-            refuse_json_as_text(path)
+            raise cli.ToolError(
+                f"{paths[0]}: --one-document requires a single text file; run without the option"
+            )
+        # Noted before anything is read, so that a change of an input file can be noticed.
+        self.file_states = self.read_file_states()
+        ends = [*accumulate(size for _, size, _ in self.file_states)]
+        self.bytes_before_file = [0, *ends[:-1]]
+        self.total_bytes = ends[-1] or 1  # never 0: it is a divisor
+        self.bytes_read = 0  # of all files, as they are on disk
+        for path in filter(is_plain_text, self.files):
+            reject_json_in_text_file(path)
         self.num_val_docs = self.count_val_docs() if num_val_docs is None else num_val_docs
 
     def documents(self, first: int = 0) -> Iterator[Document]:
-        """The documents from that number on. Raises ToolError for one that is too large."""
+        """Yield the documents from number `first` on.
+
+        Raises ToolError if a document is larger than MAX_DOCUMENT_BYTES.
+        """
         number = 0
-        for before, path in zip(self.before, self.files, strict=True):
-            line, is_rows = 1, kind(path) == ".parquet"
-            with opened(path) as (file, content):
-                for data in self.parts(path, content):
-                    self.bytes_read = before + file.tell()
+        for bytes_before, path in zip(self.bytes_before_file, self.files, strict=True):
+            line = 1
+            is_parquet = content_suffix(path) == ".parquet"
+            with open_decompressed(path) as (file, content):
+                for data in self.read_parts(path, content):
+                    self.bytes_read = bytes_before + file.tell()
                     if len(data) > MAX_DOCUMENT_BYTES:
-                        limit = f"a document over {MAX_DOCUMENT_BYTES:,} bytes"
-                        raise cli.ToolError(f"{path}:{line}: {limit}; split it")
-                    if data.strip() or not is_json_lines(path):
+                        raise cli.ToolError(
+                            f"{path}:{line}: the document is larger than "
+                            f"{MAX_DOCUMENT_BYTES:,} bytes; split it"
+                        )
+                    is_empty_line = is_json_lines(path) and not data.strip()
+                    if not is_empty_line:
                         if number >= first:
                             yield Document(number, path, line, data)
                         number += 1
-                    line += 1 if is_rows else data.count(b"\n")
+                    line += 1 if is_parquet else data.count(b"\n")
 
-    def parts(self, path: str, content: BinaryIO) -> Iterator[bytes]:
-        """What the documents of a file are made of; each has at most one byte too many."""
-        if kind(path) == ".parquet":
-            return rows_of(content, path)
+    def read_parts(self, path: str, content: BinaryIO) -> Iterator[bytes]:
+        """Return an iterator over the lines, rows or passages of a file, each one a document.
+
+        No more than one byte above MAX_DOCUMENT_BYTES is read of a document that is too large.
+        """
+        if content_suffix(path) == ".parquet":
+            return read_parquet_texts(content, path)
         if self.one_document:
-            with opened(path) as (_, again):
-                size = sum(map(len, iter(lambda: again.read(BATCH_BYTES), b"")))
-            first = min(size // 10, MAX_DOCUMENT_BYTES)
-            return cut(content, first, MAX_DOCUMENT_BYTES, at_blank_lines=False)
+            with open_decompressed(path) as (_, same_content):
+                size = sum(map(len, iter(lambda: same_content.read(BATCH_BYTES), b"")))
+            first_bytes = min(size // 10, MAX_DOCUMENT_BYTES)
+            return split_text(content, first_bytes, MAX_DOCUMENT_BYTES, at_blank_lines=False)
         if self.is_one_text:
-            return cut(content, PASSAGE_BYTES, PASSAGE_BYTES, at_blank_lines=True)
+            return split_text(content, PASSAGE_BYTES, PASSAGE_BYTES, at_blank_lines=True)
         read = content.readline if is_json_lines(path) else content.read
         return iter(lambda: read(MAX_DOCUMENT_BYTES + 1), b"")
 
     def count_val_docs(self) -> int:
-        """A tenth of the documents, at most MAX_VAL_DOCS and at least one."""
+        """Return a tenth of the number of documents, at most MAX_VAL_DOCS and at least 1."""
         return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
 
     def val_digests(self) -> frozenset[bytes]:
-        """Digests of the validation documents. Raises ToolError if none is left for training."""
-        first = islice(self.documents(), self.num_val_docs + 1)
-        digests = [digest_of(document.text().encode()) for document in first]
+        """Return the digests of the validation documents.
+
+        Raises ToolError if no document is left for training.
+        """
+        val_and_one_more = islice(self.documents(), self.num_val_docs + 1)
+        digests = [compute_digest(document.decode().encode()) for document in val_and_one_more]
         if len(digests) > self.num_val_docs:
             return frozenset(digests[:-1])
-        count, remedy = len(digests), "separate documents by blank lines, or give more files"
-        remedy = f"set --num-val-docs {max(1, count // 10)}" if count > 1 else remedy
-        what = f"documents in all: {count}; validation takes the first {self.num_val_docs}"
-        raise cli.ToolError(f"{self.files[0]}: {what}: none left for training: {remedy}")
+        count = len(digests)
+        if count > 1:
+            remedy = f"set --num-val-docs {max(1, count // 10)}"
+        else:
+            remedy = "separate documents by blank lines, or give more files"
+        raise cli.ToolError(
+            f"{self.files[0]}: the number of documents is {count}, and the first "
+            f"{self.num_val_docs} are for validation, so none is left for training; {remedy}"
+        )
 
-    def stamps_now(self) -> list[list[Any]]:
-        """What changes if somebody writes to an input file."""
+    def read_file_states(self) -> list[list[Any]]:
+        """Return [path, size, time of the last change in ns] of each input file.
+
+        The result differs if somebody has written to an input file in the meantime.
+        """
         states = [(path, os.stat(path)) for path in self.files]
         return [[os.path.abspath(path), s.st_size, s.st_mtime_ns] for path, s in states]
 
 
-def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield the documents in lists of at least BATCH_BYTES; only the last may be smaller."""
     batch, size = [], 0
     for document in documents:
         batch.append(document)
@@ -337,91 +455,115 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 class Tokenizer:
-    """A SentencePiece .model or a byte tokenizer's .json. Raises ToolError for anything else."""
+    """A SentencePiece .model, or the .json file of a byte tokenizer.
+
+    `processor` is the SentencePiece processor, or None for a byte tokenizer. Raises ToolError if
+    the file is not a tokenizer, has no BOS token or too many tokens.
+    """
 
     def __init__(self, path: Path) -> None:
         self.processor: sentencepiece.SentencePieceProcessor | None = None
         self.offset = 0  # of a byte tokenizer: byte b is token b + offset
-        self.unknown_id = -1  # none
+        self.unknown_id = -1  # -1 is no token: a byte tokenizer has no unknown token
         try:
             data = path.read_bytes()
             if path.suffix == ".json":
                 form = json.loads(data)
                 self.offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
-                self.vocab_size, self.bos_id = 256 + self.offset, 1
+                self.vocab_size = 256 + self.offset
+                self.bos_id = 1
             else:
                 self.processor = sentencepiece.SentencePieceProcessor(model_proto=data)
-                self.vocab_size, self.bos_id = len(self.processor), self.processor.bos_id()
+                self.vocab_size = len(self.processor)
+                self.bos_id = self.processor.bos_id()
                 self.unknown_id = self.processor.unk_id()
         except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
-            reason = getattr(error, "strerror", "") or cli.one_line(error)
-            reason = "no SentencePiece model" if type(error) is RuntimeError else reason
-            remedy = "give a SentencePiece .model, or a byte tokenizer's .json"
-            raise cli.ToolError(f"{path}: not a usable tokenizer ({reason}); {remedy}") from None
-        if self.bos_id < 0 or self.vocab_size > MOST_VOCABULARY:
-            fault = f"{self.vocab_size} pieces and BOS id {self.bos_id}"
-            remedy = f"shards need a BOS piece and at most {MOST_VOCABULARY:,} pieces"
-            raise cli.ToolError(f"{path}: {fault}: {remedy}")
+            if type(error) is RuntimeError:
+                reason = "not a SentencePiece model"
+            else:
+                reason = getattr(error, "strerror", "") or cli.one_line(error)
+            raise cli.ToolError(
+                f"{path}: is not a usable tokenizer ({reason}); "
+                "give a SentencePiece .model, or a byte tokenizer's .json"
+            ) from None
+        if self.bos_id < 0 or self.vocab_size > MAX_VOCAB_SIZE:
+            raise cli.ToolError(
+                f"{path}: has {self.vocab_size:,} tokens and the BOS id {self.bos_id}; "
+                f"give a tokenizer with a BOS token and at most {MAX_VOCAB_SIZE:,} tokens"
+            )
 
-    def has_space(self) -> bool:
-        """Has it a piece for a single space? Without one, bytes are counted wrongly."""
+    def has_space_token(self) -> bool:
+        """Return True if a SentencePiece model has a token for a single space.
+
+        Without such a token, the bytes of spaces would be counted wrongly.
+        """
         encode = self.processor.encode
-        spaces = {*encode(" ")} | ({*encode("a b")} - {*encode("ab")})
-        return not any(i == self.unknown_id or self.processor.is_byte(i) for i in spaces)
+        space_ids = {*encode(" ")} | ({*encode("a b")} - {*encode("ab")})
+        for token in space_ids:
+            if token == self.unknown_id or self.processor.is_byte(token):
+                return False
+        return True
 
-    def changes_text(self) -> str:
-        """What its normaliser changes, in words; empty if nothing."""
+    def describe_text_changes(self) -> str:
+        """Return a sentence on what the tokenizer's normaliser changes, or "" if it is nothing."""
         probe = " a  b\tc\n\nd\r\n\u00a0e\ufb01 "
         if not self.processor or self.processor.normalize(probe).replace(SPACE, " ") == probe:
             return ""
-        changes = "runs of white space, line ends and tabs become one space, and some characters"
-        why = "bits per byte are those of the changed text"
-        return f"its normaliser changes text: {changes} become others; {why}"
+        return (
+            "its normaliser changes text: runs of white space, line ends and tabs become one "
+            "space, and some characters become others; bits per byte are those of the changed text"
+        )
 
     def encode(self, texts: list[str], threads: int = 1) -> list[np.ndarray]:
-        """BOS and the tokens of each document, as uint16."""
+        """Return the tokens of each text, as uint16 arrays that begin with BOS."""
         if self.processor:
-            many = self.processor.encode(texts, add_bos=True, out_type="numpy", num_threads=threads)
-            return [ids.astype(np.uint16) for ids in many]
-        bos, offset = np.array([self.bos_id], np.uint16), np.uint16(self.offset)
+            encoded = self.processor.encode(
+                texts, add_bos=True, out_type="numpy", num_threads=threads
+            )
+            return [ids.astype(np.uint16) for ids in encoded]
+        bos = np.array([self.bos_id], np.uint16)
+        offset = np.uint16(self.offset)
         contents = [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
         return [np.concatenate([bos, content + offset]) for content in contents]
 
 
-def training_sentences(source: Source, faults: list[BaseException]) -> Iterator[str]:
-    """Training documents, all or an even sample of SAMPLE_BYTES, as sentences that SentencePiece
-    accepts. What is raised is in `faults`, too: SentencePiece makes a RuntimeError of it.
+def training_sentences(source: Source, errors: list[BaseException]) -> Iterator[str]:
+    """Yield the text of training documents in pieces that SentencePiece accepts as sentences.
+
+    If the input is larger than SAMPLE_BYTES, an even sample of the documents is used. An exception
+    is also appended to `errors`, because SentencePiece turns it into a RuntimeError.
     """
     try:
         val_digests = source.val_digests()
-        threshold = SAMPLE_BYTES / source.bytes * 2**32
+        threshold = SAMPLE_BYTES / source.total_bytes * 2**32
         for document in source.documents():
-            # The choice depends only on the number: a repeated command trains the same tokenizer.
+            # The choice depends only on the document's number, so that the same command trains the
+            # same tokenizer when it is repeated.
             if zlib.crc32(b"%d" % document.number) >= threshold:
                 continue
-            text = document.text()
-            if digest_of(text.encode()) not in val_digests:
-                # SentencePiece drops sentences that hold these.
+            text = document.decode()
+            if compute_digest(text.encode()) not in val_digests:
+                # SentencePiece drops sentences with these characters.
                 text = text.replace("\0", " ").replace("\t", " ")
-                for at in range(0, len(text), SENTENCE_CHARACTERS):
-                    yield text[at : at + SENTENCE_CHARACTERS]
-    except (cli.ToolError, OSError, KeyboardInterrupt) as fault:
-        faults.append(fault)
+                for start in range(0, len(text), SENTENCE_CHARACTERS):
+                    yield text[start : start + SENTENCE_CHARACTERS]
+    except (cli.ToolError, OSError, KeyboardInterrupt) as error:
+        errors.append(error)
         raise
 
 
 def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> bytes:
-    """Trains a SentencePiece BPE model on the training documents; returns the file's bytes.
+    """Train a SentencePiece BPE model on the training documents; return its file as bytes.
 
-    "identity" keeps every character, white space too; "nmt_nfkc" changes text, as the published
-    tokenizers do. Raises ToolError if the documents are too small for such a vocabulary.
+    normalization="identity" keeps every character, white space too; "nmt_nfkc" changes the text as
+    the published tokenizers do. Raises ToolError if the documents are too small for the vocabulary.
     """
     model = io.BytesIO()
     lossless = normalization == "identity"
-    faults: list[BaseException] = []
+    errors: list[BaseException] = []
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=training_sentences(source, faults),
+            sentence_iterator=training_sentences(source, errors),
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -436,39 +578,51 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
             normalization_rule_name=normalization,
             remove_extra_whitespaces=not lossless,
             allow_whitespace_only_pieces=lossless,
-            # Without a lone U+2581 a single space would become, and count as, three byte pieces.
+            # Without a token for a single U+2581, a single space would become three byte tokens and
+            # would be counted as three bytes.
             required_chars=SPACE,
             max_sentence_length=4 * SENTENCE_CHARACTERS,
             num_threads=1,
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise (faults[0] if faults else too_small(source, vocab_size, str(error))) from None
+        raise (errors[0] if errors else vocabulary_error(source, vocab_size, str(error))) from None
     return model.getvalue()
 
 
-def too_small(source: Source, vocab_size: int, words: str) -> cli.ToolError:
-    """SentencePiece's refusal of a vocabulary, with what to do."""
-    reason = words.rpartition("] ")[2].strip()
+def vocabulary_error(source: Source, vocab_size: int, message: str) -> cli.ToolError:
+    """Return the ToolError for SentencePiece's `message` that it cannot make such a vocabulary."""
+    reason = message.rpartition("] ")[2].strip()
     if not reason:
-        fault = "all training documents are empty or repeat validation documents"
-        return cli.ToolError(f"{source.files[0]}: {fault}; add others")
-    most = re.search(r"<= (\d+)", reason)
-    remedy = f"set --vocab-size {most[1]} or less, or give more text" if most else "give --bytes"
-    fault = f"no vocabulary of {vocab_size} fits these documents ({reason.partition('.')[0]})"
-    return cli.ToolError(f"{source.files[0]}: {fault}: {remedy}")
+        return cli.ToolError(
+            f"{source.files[0]}: all training documents are empty or repeat validation documents; "
+            "add other documents"
+        )
+    largest = re.search(r"<= (\d+)", reason)
+    remedy = "use --bytes"
+    if largest:
+        remedy = f"set --vocab-size {largest[1]} or less, or give more text"
+    return cli.ToolError(
+        f"{source.files[0]}: a vocabulary of {vocab_size} tokens does not fit these documents "
+        f"({reason.partition('.')[0]}); {remedy}"
+    )
 
 
 # === EXPORT =======================================================================================
 
 
 class DataSet(NamedTuple):
+    """The folder of the shards, and the file of the tokenizer that makes them."""
+
     folder: Path
     tokenizer: Path
 
 
 def new_state(settings: dict[str, Any]) -> dict[str, Any]:
-    """The content of export.json: the state of an export after its last complete shard."""
+    """Return the content of export.json before the first shard.
+
+    export.json holds the state of an export after its last complete shard.
+    """
     return {
         "settings": settings,
         "tokenizer_sha256": "",
@@ -476,26 +630,33 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         # The number of the next document, and how many of its tokens are in complete shards.
         "document": 0,
         "tokens_done": 0,
-        "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.entry_of
+        "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.describe_shard
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
         "miscounted_tokens": {"val": 0, "train": 0},
     }
 
 
-def tokens_of(state: dict[str, Any], split: str) -> int:
+def count_tokens(state: dict[str, Any], split: str) -> int:
+    """Return the number of tokens in the complete shards of a split ("val" or "train")."""
     return sum(entry["tokens"] for entry in state["shards"][split].values())
 
 
 class ShardWriter:
-    """Cuts each split's tokens into shards of shard_tokens; only the last may be shorter."""
+    """Writes the tokens of each split as shards of `shard_tokens` tokens.
+
+    Only the last shard of a split may be shorter. export.json is written after each shard.
+    """
 
     def __init__(self, folder: Path, state: dict[str, Any], shard_tokens: int) -> None:
         self.folder, self.state = folder, state
         self.buffer = np.empty(shard_tokens, dtype="<u2")
-        self.used = 0
+        self.used = 0  # tokens in the buffer
 
     def add(self, split: str, tokens: np.ndarray, done: int, document: int) -> None:
-        """Appends the tokens, from `done` on, of the document of that number."""
+        """Append the tokens of a document to a split; the first `done` of them are skipped.
+
+        `document` is the number of the document. It is noted in export.json.
+        """
         while done < len(tokens):
             part = tokens[done : done + len(self.buffer) - self.used]
             self.buffer[self.used : self.used + len(part)] = part
@@ -507,216 +668,285 @@ class ShardWriter:
     def flush(
         self, split: str, document: int, tokens_done: int = 0, complete: bool = False
     ) -> None:
-        """Writes what is buffered as the split's next shard, then notes where to continue."""
+        """Write the tokens in the buffer as the next shard of a split, then export.json.
+
+        `document` and `tokens_done` say where to continue; complete=True ends the export.
+        """
         shards = self.state["shards"][split]
         if self.used:
             name = f"fineweb_{split}_{len(shards):06d}.bin"
             header = np.zeros(dataset.HEADER_BYTES // 4, dtype="<i4")
             header[:3] = dataset.SHARD_MAGIC, dataset.SHARD_VERSION, self.used
             dataset.write_atomic(self.folder / name, header, self.buffer[: self.used])
-            shards[name] = dataset.entry_of(self.folder / name)
+            shards[name] = dataset.describe_shard(self.folder / name)
             self.used = 0
         self.state |= {"document": document, "tokens_done": tokens_done, "complete": complete}
-        dataset.write_json(self.folder / dataset.EXPORT, self.state)
+        dataset.write_json(self.folder / dataset.EXPORT_FILE, self.state)
 
 
 def export_documents(
-    source: Source, made: DataSet, state: dict[str, Any], producing: dataset.Producing, threads: int
+    source: Source,
+    data_set: DataSet,
+    state: dict[str, Any],
+    producing: dataset.ProducingFile,
+    threads: int,
 ) -> None:
-    """Writes both splits' shards from where `state` stands; it is saved after each shard."""
+    """Write the shards of both splits, beginning where `state` says; update `state`.
+
+    Raises ToolError if there are no training documents, or if an input file was changed.
+    """
     val_digests = source.val_digests()
-    tokenizer = Tokenizer(made.tokenizer)
-    writer = ShardWriter(made.folder, state, state["settings"]["shard_tokens"])
-    begin, done = state["document"], state["tokens_done"]
-    docs, wrong = state["docs"], state["miscounted_tokens"]
-    producing.touch(val_complete=begin >= source.num_val_docs)
-    progress = cli.progress(f"{made.folder.name}, bytes of text", source.bytes)
-    for batch in batches(source.documents(begin)):
-        texts = [document.text() for document in batch]
-        many = tokenizer.encode(texts, threads)
-        for document, text, tokens in zip(batch, texts, many, strict=True):
+    tokenizer = Tokenizer(data_set.tokenizer)
+    writer = ShardWriter(data_set.folder, state, state["settings"]["shard_tokens"])
+    first_document, done = state["document"], state["tokens_done"]
+    docs, miscounted = state["docs"], state["miscounted_tokens"]
+    producing.update(val_complete=first_document >= source.num_val_docs)
+    progress = cli.progress(f"{data_set.folder.name}, bytes of text", source.total_bytes)
+    for batch in batch_documents(source.documents(first_document)):
+        texts = [document.decode() for document in batch]
+        encoded = tokenizer.encode(texts, threads)
+        for document, text, tokens in zip(batch, texts, encoded, strict=True):
             split = "val" if document.number < source.num_val_docs else "train"
-            if document.number == source.num_val_docs and not done:
+            is_first_of_training = document.number == source.num_val_docs and not done
+            if is_first_of_training:
                 writer.flush("val", document.number)
-                producing.touch(val_complete=True)
-            if split == "train" and digest_of(text.encode()) in val_digests:
+                producing.update(val_complete=True)
+            if split == "train" and compute_digest(text.encode()) in val_digests:
                 docs["repeats_of_val_left_out"] += 1
                 continue
-            if not done:  # else it was counted before the interruption
+            if not done:  # with tokens in a complete shard, it was counted before an interruption
                 docs[split] += 1
-                wrong[split] += int((tokens == tokenizer.unknown_id).sum())
+                miscounted[split] += int((tokens == tokenizer.unknown_id).sum())
             writer.add(split, tokens, done, document.number)
             done = 0
-        producing.touch()
+        producing.update()
         progress.update(source.bytes_read - progress.n)
     if not docs["train"]:
-        fault = "all training documents repeat validation documents"
-        raise cli.ToolError(f"{source.files[0]}: {fault}: add others")
-    for before, now in zip(source.stamps, source.stamps_now(), strict=True):
+        raise cli.ToolError(
+            f"{source.files[0]}: all training documents repeat validation documents; "
+            "add other documents"
+        )
+    for before, now in zip(source.file_states, source.read_file_states(), strict=True):
         if before != now:
-            raise cli.ToolError(f"{now[0]}: it was changed while it was read: {start_anew(made)}")
+            raise cli.ToolError(f"{now[0]}: was changed while it was read; {start_over(data_set)}")
     writer.flush("train", 0, complete=True)
 
 
-def start_anew(made: DataSet) -> str:
-    """What to do about a data set that cannot be continued."""
-    return f"choose another --name, or move {made.folder} and {made.tokenizer} away"
+def start_over(data_set: DataSet) -> str:
+    """Return what the user can do about a data set that cannot be continued."""
+    return f"choose another --name, or move {data_set.folder} and {data_set.tokenizer} away"
 
 
-def open_state(made: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
-    """The export to begin or to continue. Raises ToolError if the folder holds something else."""
-    state = dataset.read_export(made.folder)
+def open_state(data_set: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of the export that is to be continued, or the state of a new one.
+
+    Raises ToolError if the files on disk are not those of an export with these settings.
+    """
+    state = dataset.read_export(data_set.folder)
+    remedy = start_over(data_set)
     if state is None:
-        for other in [*made.folder.glob("fineweb_*.bin"), made.tokenizer]:
+        for other in [*data_set.folder.glob("fineweb_*.bin"), data_set.tokenizer]:
             if os.path.lexists(other):
-                raise cli.ToolError(f"{other}: was not made by this command: {start_anew(made)}")
+                raise cli.ToolError(f"{other}: was not made by this command; {remedy}")
         return new_state(settings)
-    was = state["settings"]
-    if changed := [key for key in settings if was.get(key) != settings[key]]:
-        old, new = ({key: s.get(key) for key in changed} for s in (was, settings))
-        others = "other input files, or they have changed since"
-        what = others if "inputs" in changed else f"{old}, now {new}"
-        raise cli.ToolError(f"{made.folder}: made with {what}: {start_anew(made)}")
+    old_settings = state["settings"]
+    changed = [key for key in settings if old_settings.get(key) != settings[key]]
+    if "inputs" in changed:
+        raise cli.ToolError(
+            f"{data_set.folder}: was made with other input files, or the files have changed since; "
+            f"{remedy}"
+        )
+    if changed:
+        old = {key: old_settings.get(key) for key in changed}
+        new = {key: settings[key] for key in changed}
+        raise cli.ToolError(
+            f"{data_set.folder}: was made with {old}, but this command has {new}; {remedy}"
+        )
     for name, entry in (state["shards"]["val"] | state["shards"]["train"]).items():
         try:
-            dataset.check_shard(made.folder / name, entry)
+            dataset.check_shard(data_set.folder / name, entry)
         except cli.ToolError as error:
-            raise cli.ToolError(f"{error}, or {start_anew(made)}") from None
+            raise cli.ToolError(f"{error}, or {remedy}") from None
     wanted = state["tokenizer_sha256"]
-    if wanted and made.tokenizer.exists() and dataset.sha256_of(made.tokenizer) != wanted:
-        raise cli.ToolError(f"{made.tokenizer}: it was changed: {start_anew(made)}")
+    if wanted and data_set.tokenizer.exists() and dataset.file_sha256(data_set.tokenizer) != wanted:
+        raise cli.ToolError(f"{data_set.tokenizer}: was changed; {remedy}")
     return state
 
 
-def make_tokenizer(source: Source, made: DataSet, state: dict[str, Any]) -> None:
-    """Writes the tokenizer unless it is there. Raises ToolError if it comes out otherwise."""
-    recipe = state["settings"]["tokenizer"]
-    if not made.tokenizer.exists():
-        if "model" in recipe:
-            content = Path(recipe["model"]).read_bytes()
-        elif "bytes" in recipe:
+def ensure_tokenizer(source: Source, data_set: DataSet, state: dict[str, Any]) -> None:
+    """Write the tokenizer unless it exists, and tokenizer.sha256; update `state`.
+
+    Raises ToolError if an earlier tokenizer is missing and the new one would differ from it.
+    """
+    settings = state["settings"]["tokenizer"]
+    if not data_set.tokenizer.exists():
+        if "model" in settings:
+            content = Path(settings["model"]).read_bytes()
+        elif "bytes" in settings:
             content = json.dumps(BYTE_TOKENIZER).encode() + b"\n"
         else:
-            print(f"training a tokenizer of {recipe['vocab_size']} pieces ...", flush=True)
-            content = train_tokenizer(source, **recipe)
+            print(f"training a tokenizer with {settings['vocab_size']} tokens ...", flush=True)
+            content = train_tokenizer(source, **settings)
         digest = hashlib.sha256(content).hexdigest()
         if state["tokenizer_sha256"] not in ("", digest):
-            raise cli.ToolError(f"{made.tokenizer}: missing: restore it, or {start_anew(made)}")
-        # First, so that the tokenizer is known as ours even if we are killed now.
+            raise cli.ToolError(
+                f"{data_set.tokenizer}: is missing; restore it, or {start_over(data_set)}"
+            )
+        # export.json comes first: if the process is killed now, the tokenizer is known as ours.
         state["tokenizer_sha256"] = digest
-        dataset.write_json(made.folder / dataset.EXPORT, state)
-        dataset.write_atomic(made.tokenizer, content)
-    dataset.record_tokenizer(made.folder, made.tokenizer)
-    print(f"{made.tokenizer}: ready; training may start while shards are made", flush=True)
+        dataset.write_json(data_set.folder / dataset.EXPORT_FILE, state)
+        dataset.write_atomic(data_set.tokenizer, content)
+    dataset.record_tokenizer(data_set.folder, data_set.tokenizer)
+    print(
+        f"{data_set.tokenizer}: ready; training may start while shards are being made", flush=True
+    )
 
 
 def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]:
-    """Makes a tokenizer and a data set, or what is missing of them."""
+    """Make a tokenizer and a data set, or the missing part; return them and the final state."""
     for name in filter(os.path.isdir, options.files):
         if options.out.resolve().is_relative_to(Path(name).resolve()):
-            where = f"--out {options.out}: it is in the input {name}"
-            raise cli.ToolError(f"{where}: name another folder")
-    label, ending, recipe = tokenizer_recipe(options)
+            raise cli.ToolError(
+                f"--out {options.out}: is inside the input folder {name}; choose another folder"
+            )
+    label, tokenizer_ending, tokenizer_settings = plan_tokenizer(options)
     source = Source(options.files, options.num_val_docs, options.one_document)
-    source.val_digests()  # refuses too few documents before a tokenizer is trained
+    source.val_digests()  # raises ToolError for too few documents before a tokenizer is trained
     folder = options.out / "datasets" / f"{options.name}_{label}"
-    made = DataSet(folder, options.out / "tokenizers" / f"{options.name}_{ending}")
-    settings = {"inputs": source.stamps, "num_val_docs": source.num_val_docs}
-    settings |= {"shard_tokens": options.shard_tokens, "tokenizer": recipe}
-    settings |= {"one_document": options.one_document}
+    data_set = DataSet(folder, options.out / "tokenizers" / f"{options.name}_{tokenizer_ending}")
+    settings = {
+        "inputs": source.file_states,
+        "num_val_docs": source.num_val_docs,
+        "shard_tokens": options.shard_tokens,
+        "tokenizer": tokenizer_settings,
+        "one_document": options.one_document,
+    }
     if source.is_one_text:
-        print(f"{source.files[0]}: {CUT_AS_ONE if options.one_document else CUT}", flush=True)
-    with dataset.locked(made.folder):
-        state = open_state(made, settings)
+        note = ONE_DOCUMENT_NOTE if options.one_document else SPLIT_NOTE
+        print(f"{source.files[0]}: {note}", flush=True)
+    with dataset.locked(data_set.folder):
+        state = open_state(data_set, settings)
         if not state["complete"]:
-            make_tokenizer(source, made, state)
+            ensure_tokenizer(source, data_set, state)
             if state["shards"]["val"]:
                 print(f"continuing at document {state['document'] + 1:,}", flush=True)
             try:
-                with dataset.Producing(made.folder) as producing:
-                    export_documents(source, made, state, producing, options.workers)
+                with dataset.ProducingFile(data_set.folder) as producing:
+                    export_documents(source, data_set, state, producing, options.workers)
             except cli.ToolError:
-                if not any(state["shards"].values()):  # mended input may come next
-                    made.tokenizer.unlink(missing_ok=True)
-                    (made.folder / dataset.EXPORT).unlink(missing_ok=True)
+                # Without a shard nothing is lost. If the files stayed, the same command could not
+                # continue with corrected input, because it would be other input.
+                if not any(state["shards"].values()):
+                    data_set.tokenizer.unlink(missing_ok=True)
+                    (data_set.folder / dataset.EXPORT_FILE).unlink(missing_ok=True)
                 raise
-        # A command that was killed may have left it.
-        (made.folder / ".producing").unlink(missing_ok=True)
-    docs, val, train = state["docs"], tokens_of(state, "val"), tokens_of(state, "train")
-    said = f"{docs['val']:,} validation documents with {val:,} tokens"
-    said += f", {docs['train']:,} training documents with {train:,}"
-    said += f"; {docs['repeats_of_val_left_out']:,} repeats of validation left out"
-    print(f"{made.folder}: {said}", flush=True)
-    return made, state
+        # A command that was killed after the last shard leaves this file.
+        (data_set.folder / ".producing").unlink(missing_ok=True)
+    print(f"{data_set.folder}: {describe_counts(state)}", flush=True)
+    return data_set, state
 
 
-def tokenizer_recipe(options: argparse.Namespace) -> tuple[str, str, dict[str, Any]]:
-    """(the ends of the data set's name and of the tokenizer's, what the tokenizer is made from)"""
+def describe_counts(state: dict[str, Any]) -> str:
+    """Return how many documents and tokens a data set has, as one line."""
+    docs = state["docs"]
+    val_tokens, train_tokens = count_tokens(state, "val"), count_tokens(state, "train")
+    return (
+        f"{docs['val']:,} validation documents with {val_tokens:,} tokens, "
+        f"{docs['train']:,} training documents with {train_tokens:,} tokens; "
+        f"{docs['repeats_of_val_left_out']:,} repeats of validation documents are left out"
+    )
+
+
+def plan_tokenizer(options: argparse.Namespace) -> tuple[str, str, dict[str, Any]]:
+    """Decide which tokenizer to use.
+
+    Returns (end of the data set's name, end of the tokenizer's name, settings for export.json from
+    which the tokenizer is made). Raises ToolError if a given tokenizer cannot be used.
+    """
     if options.bytes:
         return "byte260", "byte260.json", {"bytes": True}
     if options.model:
-        tokenizer, digest = Tokenizer(options.model), dataset.sha256_of(options.model)
-        if not tokenizer.has_space():
-            fault = "it has no piece for a single space: bits per byte would be wrong"
-            remedy = "train it with required_chars='\u2581' and byte_fallback, or leave out --model"
-            raise cli.ToolError(f"--model {options.model}: {fault}: {remedy}")
-        recipe, size = {"model": str(options.model), "sha256": digest}, tokenizer.vocab_size
-        return f"sp{size}", f"{size}.model", recipe  # it may be of another kind than BPE
-    recipe = {"vocab_size": options.vocab_size, "normalization": options.normalization}
-    return f"sp{options.vocab_size}", f"{options.vocab_size}_bpe.model", recipe
+        tokenizer = Tokenizer(options.model)
+        if not tokenizer.has_space_token():
+            raise cli.ToolError(
+                f"--model {options.model}: has no token for a single space, so bits per byte would "
+                "be wrong; train it with required_chars='\u2581' and byte_fallback, "
+                "or run without --model"
+            )
+        size = tokenizer.vocab_size
+        settings = {"model": str(options.model), "sha256": dataset.file_sha256(options.model)}
+        # The name does not say "bpe", because the model may be of another kind.
+        return f"sp{size}", f"{size}.model", settings
+    settings = {"vocab_size": options.vocab_size, "normalization": options.normalization}
+    return f"sp{options.vocab_size}", f"{options.vocab_size}_bpe.model", settings
 
 
-def remarks(made: DataSet, state: dict[str, Any]) -> Iterator[str]:
-    """What to know about a data set, with remedies."""
-    if loss := Tokenizer(made.tokenizer).changes_text():
-        yield f"note: {made.tokenizer}: {loss}"
-    val, train = state["miscounted_tokens"].values()
+def notes_and_warnings(data_set: DataSet, state: dict[str, Any]) -> Iterator[str]:
+    """Yield what the user should know about a data set, each with what can be done about it."""
+    if changes := Tokenizer(data_set.tokenizer).describe_text_changes():
+        yield f"note: {data_set.tokenizer}: {changes}"
+    val, train = state["miscounted_tokens"]["val"], state["miscounted_tokens"]["train"]
     if val or train:
-        what = f"{val:,} validation tokens and {train:,} training tokens are unknown"
-        yield f"WARNING: {what}, their bytes not counted: use a tokenizer with byte_fallback"
-    val, train = tokens_of(state, "val"), tokens_of(state, "train")
+        yield (
+            f"WARNING: {val:,} validation tokens and {train:,} training tokens are unknown to the "
+            "tokenizer, so their bytes are not counted; use a tokenizer with byte_fallback"
+        )
+    val, train = count_tokens(state, "val"), count_tokens(state, "train")
     if val > (val + train) / 5:
-        remedy = "name smaller documents first, or set --num-val-docs (and another --name)"
-        yield f"WARNING: validation has {val / (val + train):.0%} of all tokens: {remedy}"
+        yield (
+            f"WARNING: validation has {val / (val + train):.0%} of all tokens; put smaller "
+            "documents first, or set --num-val-docs and another --name"
+        )
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
+    """Parse the command line; exit with 2 after a one-line error."""
     parser = cli.Parser(description=__doc__)
     add, count = parser.add_argument, cli.number(int, 1)
     add("files", nargs="+", metavar="FILE", help="text, .jsonl or .parquet files, or folders")
-    add("--out", type=Path, default=DATA, help="where to write (default: %(default)s)")
-    add("--name", default="docs", help="the beginning of all names (default: docs)")
-    one_of = parser.add_mutually_exclusive_group().add_argument
-    pieces = cli.number(int, LEAST_VOCABULARY, MOST_VOCABULARY)
-    one_of("--vocab-size", type=pieces, default=1024, metavar="N", help="pieces (default: 1024)")
-    one_of("--model", type=Path, metavar="M", help="use this SentencePiece model instead")
-    one_of("--bytes", action="store_true", help="use the byte tokenizer of 260 ids instead")
-    add("--num-val-docs", type=count, metavar="N", help="default: a tenth, at most 50000")
-    whole = "keep a single text together: its first tenth is for validation, the rest for training"
-    add("--one-document", action="store_true", help=whole)
-    tokens, text = cli.number(int, 1, 2**31 - 1), "tokens per shard (default: %(default)s)"
-    add("--shard-tokens", type=tokens, default=100_000_000, metavar="N", help=text)
-    text = "how text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
+    add("--out", type=Path, default=DATA, help="folder for the output (default: %(default)s)")
+    text = "first part of the data set's and the tokenizer's name (default: docs)"
+    add("--name", default="docs", help=text)
+    add_exclusive = parser.add_mutually_exclusive_group().add_argument
+    vocab_size = cli.number(int, MIN_VOCAB_SIZE, MAX_VOCAB_SIZE)
+    text = "number of tokens of the tokenizer that is trained (default: 1024)"
+    add_exclusive("--vocab-size", type=vocab_size, default=1024, metavar="N", help=text)
+    text = "use this SentencePiece model instead of training one"
+    add_exclusive("--model", type=Path, metavar="M", help=text)
+    text = "use the byte tokenizer, which has 260 ids, instead of training one"
+    add_exclusive("--bytes", action="store_true", help=text)
+    text = "number of validation documents (default: a tenth of all, at most 50000)"
+    add("--num-val-docs", type=count, metavar="N", help=text)
+    text = "keep a single text together: its first tenth is for validation, the rest for training"
+    add("--one-document", action="store_true", help=text)
+    shard_tokens, text = cli.number(int, 1, 2**31 - 1), "tokens per shard (default: %(default)s)"
+    add("--shard-tokens", type=shard_tokens, default=100_000_000, metavar="N", help=text)
+    text = "how the text is changed (default: identity, which keeps it; nmt_nfkc: see above)"
     add("--normalization", choices=("identity", "nmt_nfkc"), help=text)
-    cpus, text = len(os.sched_getaffinity(0)), "threads (default: all that it may use, %(default)s)"
+    cpus = len(os.sched_getaffinity(0))
+    text = "threads (default: one for each CPU that this process may use, %(default)s)"
     add("--workers", type=count, default=cpus, metavar="N", help=text)
     options = parser.parse_args(words)
     if not re.fullmatch(r"\w[\w.-]*", options.name):
-        parser.error(f"--name {options.name}: it names files; give letters, digits, '.', '_', '-'")
+        parser.error(
+            f"--name {options.name}: is part of file names, so it may contain only letters, "
+            "digits, '.', '_' and '-'"
+        )
     if options.model and options.model.suffix == ".json":
-        parser.error(f"--model {options.model}: a byte tokenizer; give --bytes")
+        parser.error(f"--model {options.model}: is a byte tokenizer; use --bytes instead")
     if options.normalization and (options.model or options.bytes):
-        parser.error("--normalization: does nothing with --model or --bytes; leave it out")
+        parser.error("--normalization has no effect with --model or --bytes; run without it")
     options.normalization = options.normalization or "identity"
     return options
 
 
 def main() -> None:
-    made, state = make_data_set(parse_arguments(sys.argv[1:]))
-    for remark in remarks(made, state):
-        print(remark)
-    print(dataset.how_to_train(*made, Tokenizer(made.tokenizer).vocab_size))
+    data_set, state = make_data_set(parse_arguments(sys.argv[1:]))
+    for line in notes_and_warnings(data_set, state):
+        print(line)
+    vocab_size = Tokenizer(data_set.tokenizer).vocab_size
+    print(dataset.training_commands(data_set.folder, data_set.tokenizer, vocab_size))
 
 
 if __name__ == "__main__":
-    dataset.run_tool(main, "the same command continues after the last complete shard")
+    dataset.run_tool(main, "run the same command again to continue after the last complete shard")

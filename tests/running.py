@@ -208,7 +208,7 @@ def run_trainer(
     return Run(folder, code=done.returncode)
 
 
-def imported(path: Path) -> ModuleType:
+def import_script(path: Path) -> ModuleType:
     """A script as a module, which has the name of its file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -217,7 +217,7 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def started(command: list[object], **options: Any) -> subprocess.Popen[str]:
+def start_process(command: list[object], **options: Any) -> subprocess.Popen[str]:
     """In a session of its own, with pipes for what it prints."""
     pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # What a background job starts ignores SIGINT, and Python keeps that.
@@ -235,7 +235,7 @@ def call_tool(main: Callable[[], int | None], *arguments: object) -> tuple[int |
     return code, said.getvalue()
 
 
-def until(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"did not happen within {seconds} s"
@@ -248,7 +248,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def config_of(trainer: Any = train_gpt, /, **settings: object) -> train_gpt.Config:
+def make_config(trainer: Any = train_gpt, /, **settings: object) -> train_gpt.Config:
     """A Config of settings in capitals, as the script (or an edited one) would read them."""
     config, _, faults, _ = trainer.read_config([], {k: str(v) for k, v in settings.items()})
     assert not faults, faults
@@ -268,7 +268,7 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
     }
 
 
-def runtime_of(
+def make_runtime(
     config: train_gpt.Config, rank: int = 0, world_size: int = 1, trainer: Any = train_gpt
 ) -> train_gpt.Runtime:
     """A rank's Runtime, without signals and a process group."""
@@ -279,7 +279,7 @@ def open_pipeline(
     config: train_gpt.Config, split: str = "train", step: int = 0, **replaced: Any
 ) -> train_gpt.Pipeline:
     """The pipeline of a split as the trainer builds it; `replaced`: some of its arguments."""
-    runtime = replaced.pop("runtime", None) or runtime_of(config)
+    runtime = replaced.pop("runtime", None) or make_runtime(config)
     shards = replaced.pop("shards", None) or train_gpt.Shards(config, split)
     if split == "train":
         plan = train_gpt.BatchPlan.train(config, runtime.rank, runtime.world_size, step)
@@ -312,7 +312,7 @@ class SimulatedRanks:
     """
 
     def __init__(self, config: train_gpt.Config, count: int, trainer: Any = train_gpt) -> None:
-        self.runtimes = [runtime_of(config, rank, count, trainer) for rank in range(count)]
+        self.runtimes = [make_runtime(config, rank, count, trainer) for rank in range(count)]
         self.barrier, self.given = threading.Barrier(count), [None] * count
         self.running = False
         self.sums = [0] * count  # how often each rank has reduced
@@ -355,13 +355,13 @@ class SimulatedRanks:
             return list(pool.map(attempt, range(len(self.runtimes))))
 
 
-def data_of(config: train_gpt.Config) -> train_gpt.Data:
+def open_data(config: train_gpt.Config) -> train_gpt.Data:
     """What a run with these settings reads."""
     shards = (train_gpt.Shards(config, split) for split in ("train", "val"))
     return train_gpt.Data(*shards, *train_gpt.read_tokenizer(config))
 
 
-def log_of(module: ModuleType = train_gpt) -> train_gpt.RunLog:
+def make_log(module: ModuleType = train_gpt) -> train_gpt.RunLog:
     """A log that writes no file: what was logged is in `lines` and `events`."""
     log = module.RunLog("r")
     log.lines = []

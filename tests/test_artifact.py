@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from faults.live import Live
-from running import SMALL_MODEL, Command, byte_data, config_of
+from running import SMALL_MODEL, Command, byte_data, make_config
 from running import train_gpt as tg
 from torch import Tensor
 
@@ -33,7 +33,7 @@ CONTROL_NAMES = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weights
 def random_state() -> dict[str, Tensor]:
     """Rows of a matrix are zero, tiny, and as large as float16 scales reach."""
     torch.manual_seed(3)
-    model = tg.GPT(config_of(**SHAPE), torch.float32)
+    model = tg.GPT(make_config(**SHAPE), torch.float32)
     state = {name: t + 0.1 * torch.randn_like(t) for name, t in model.state_dict().items()}
     state["blocks.1.mlp.fc.weight"][:4] *= torch.tensor([[0.0], [1e-30], [1e3], [1e7]])
     return state
@@ -83,7 +83,7 @@ def challenge_file(
 def test_a_file_is_what_the_challenges_script_would_write() -> None:
     """Its parts, names and dtypes in its order, and, but for roundings, the numbers."""
     state = random_state()
-    data, payload, raw = tg.pack(state, config_of(**SHAPE))
+    data, payload, raw = tg.pack(state, make_config(**SHAPE))
     assert zlib.compress(zlib.decompress(data), 9) == data
     file, (expected, _) = opened(data), challenge_file(state)
     assert list(file) == list(expected) == PARTS
@@ -115,7 +115,7 @@ def test_size_dtype_and_name_decide_how_a_tensor_is_stored() -> None:
         "count": torch.arange(70_000),
         "turned": torch.rand(200, 400).t(),
     }
-    config = config_of(INT8_KEEP_FLOAT_FP32_NAME_PATTERNS="kept,other")
+    config = make_config(INT8_KEEP_FLOAT_FP32_NAME_PATTERNS="kept,other")
     data = tg.pack(state, config)[0]
     file = opened(data)
     half, whole = torch.float16, torch.float32
@@ -145,7 +145,7 @@ def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -
         # As bfloat16 it has 8 bits of precision, and may or may not be rounded to them here.
         rtol = 2**-8 if dtype == "bfloat16" else 0
         assert np.allclose(back[name].float().numpy(), value, rtol=rtol, atol=0), name
-    tg.GPT(config_of(**SHAPE), torch.float32).load_state_dict(back)
+    tg.GPT(make_config(**SHAPE), torch.float32).load_state_dict(back)
 
 
 def test_an_artifact_that_would_run_a_command_runs_nothing(tmp_path: Path) -> None:

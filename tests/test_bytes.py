@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from running import (
     SMALL_MODEL,
     Corpus,
-    config_of,
-    data_of,
-    log_of,
-    runtime_of,
+    make_config,
+    make_log,
+    make_runtime,
+    open_data,
     train_tokenizer,
     write_split,
 )
@@ -143,7 +143,7 @@ def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path
     for recorded, refused in ((right, False), (wrong, True)):
         line = f"{recorded}  ../../tokenizers/right.model\n"
         (data / "tokenizer.sha256").write_text(line)
-        faults, _ = tg.check_settings(config_of(**env), {})
+        faults, _ = tg.check_settings(make_config(**env), {})
         assert len(faults) == refused, faults
     set_it = f"did not make the shards: set or restore {data}/../../tokenizers/right.model"
     assert faults == [f"TOKENIZER_PATH={corpus.tokenizer}: {set_it}"]
@@ -163,9 +163,11 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
 
     if masked:
         monkeypatch.setattr(tg.BatchPlan, "fill_xy", every_other)
-    config = config_of(**{**SMALL_MODEL, **corpus.env, "VAL_BATCH_SIZE": 32 * 7})
-    reads = data_of(config)
-    validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext(), reads)
+    config = make_config(**{**SMALL_MODEL, **corpus.env, "VAL_BATCH_SIZE": 32 * 7})
+    reads = open_data(config)
+    validation = tg.Validation(
+        config, make_runtime(config), make_log(), lambda _: nullcontext(), reads
+    )
     rows = (len(corpus.val) - 1) // 32
     assert rows % 7 and validation.targets == 32 * rows
 
@@ -194,7 +196,7 @@ def test_a_tokenizer_without_a_piece_for_a_space_is_refused(tmp_path: Path) -> N
         lines = [line.replace(" ", "") for line in LINES]
         train_tokenizer(path, lines, byte_fallback=byte_fallback)
         with pytest.raises(tg.RunError, match="no piece for one space"):
-            tg.read_tokenizer(config_of(TOKENIZER_PATH=path, DATA_PATH=tmp_path))
+            tg.read_tokenizer(make_config(TOKENIZER_PATH=path, DATA_PATH=tmp_path))
 
 
 def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -> None:
@@ -204,13 +206,15 @@ def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -
     for split in ("train", "val"):
         write_split(tmp_path, split, tokens, [])
     data = {"DATA_PATH": tmp_path, "TOKENIZER_PATH": tokenizer.path, "TRAIN_SEQ_LEN": 8}
-    config = config_of(**{**SMALL_MODEL, **data, "VOCAB_SIZE": len(tokenizer.model)})
-    reads = data_of(config)
-    validation = tg.Validation(config, runtime_of(config), log_of(), lambda _: nullcontext(), reads)
+    config = make_config(**{**SMALL_MODEL, **data, "VOCAB_SIZE": len(tokenizer.model)})
+    reads = open_data(config)
+    validation = tg.Validation(
+        config, make_runtime(config), make_log(), lambda _: nullcontext(), reads
+    )
     validation.mean_nats = lambda *_: torch.tensor(1.0)
     validation.evaluate(torch.nn.Module(), "final")
     assert validation.unknown == 2, "two that are neighbours are one token"
-    run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=log_of())
+    run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=make_log())
     run.log.files = {"": None}
     tg.log_score(run, 1.0, 1.0, 1.0)
     assert "WARNING: 2 targets are unknown to the tokenizer" in "\n".join(run.log.lines)

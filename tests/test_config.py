@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from faults.live import Live, edited
-from running import ROOT, SETTINGS, SMALL_MODEL, Call, byte_data, config_of, run_script, train_gpt
+from running import ROOT, SETTINGS, SMALL_MODEL, Call, byte_data, make_config, run_script, train_gpt
 
 CONTROL_TENSOR_NAMES = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
@@ -72,7 +72,7 @@ def test_names_and_defaults_are_the_published_ones() -> None:
     config, given, faults, warnings = train_gpt.read_config([], {})
     assert not given and not faults and not warnings
     assert config.run_id == "", "a random name"
-    assert config == config_of(**published)
+    assert config == make_config(**published)
     assert config.control_tensor_name_patterns == CONTROL_TENSOR_NAMES
 
 
@@ -98,7 +98,7 @@ def test_help_shows_every_setting_with_its_default(main: Call) -> None:
     texts["CONTROL_TENSOR_NAMES"] = train_gpt.CONTROL_TENSOR_NAMES
     defaults = {name.upper(): texts.get(text, text.strip('"')) for name, text in shown}
     assert (code, err) == (0, "") and defaults.keys() == SETTINGS
-    assert config_of(**defaults) == train_gpt.Config()
+    assert make_config(**defaults) == train_gpt.Config()
     assert "python3 train_gpt.py ITERATIONS=100 SEED=7\n" in out
 
 
@@ -113,7 +113,7 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
 
 
 def test_a_line_end_of_windows_is_not_a_part_of_a_value() -> None:
-    config = config_of(ITERATIONS="7\r", DATA_PATH="here\r")
+    config = make_config(ITERATIONS="7\r", DATA_PATH="here\r")
     assert (config.iterations, config.data_path) == (7, "here")
 
 
@@ -138,7 +138,7 @@ def test_remedies_help_and_without_faults_it_trains(tmp_path: Path, shape: dict[
                 name, _, remedy = fault.partition("=")
                 mine[name] = re.search(r"set \D*(\d+)", remedy)[1]
         assert faults == []
-        config = config_of(**mine)
+        config = make_config(**mine)
         model = train_gpt.GPT(config, torch.float32)
         x = torch.zeros(1, config.train_seq_len, dtype=torch.int64)
         assert model(x, x).isfinite()

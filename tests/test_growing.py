@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from faults.live import Live, assert_same_result
 from reference import crc_of
-from running import SMALL_MODEL, byte_data, config_of, write_shard, write_split
+from running import SMALL_MODEL, byte_data, make_config, write_shard, write_split
 from running import train_gpt as tg
 
 STEP = 2048 + 8  # tokens
@@ -272,7 +272,7 @@ def test_a_finished_set_may_not_lack_a_shard_of_the_checkpoint(tmp_path: Path) -
 def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training shards may still be missing, all of them; half a validation split is never used."""
     producer = Producer(tmp_path / "data", val_complete=False)
-    config = config_of(**producer.settings, DATA_STALL_SECONDS=0.6)
+    config = make_config(**producer.settings, DATA_STALL_SECONDS=0.6)
     timer = threading.Timer(1.0, producer.state.update, [{"val_complete": True}])
     timer.start()
     start = time.monotonic()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from faults.live import Live
-from running import ROOT, config_of, data_of, log_of, runtime_of, train_gpt
+from running import ROOT, make_config, make_log, make_runtime, open_data, train_gpt
 
 BREAKDOWN = re.compile(
     r"timing_breakdown step:(?P<step>\d+) micro_steps:(?P<micro_steps>\d+) "
@@ -101,7 +101,7 @@ def test_a_trace_of_so_many_steps_changes_no_digit(data: dict, plain: Live, tmp_
     shown = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
     title, reader, compute, *_ = shown.stdout.splitlines()
-    assert "steps 1 to 3" in title and "under compute" in reader
+    assert "steps 1 to 3" in title and "during compute" in reader
     read, computed = (float(re.search(r"busy ([\d.]+) %", lane)[1]) for lane in (reader, compute))
     assert read > 0 and 0 < computed < 100.01
 
@@ -128,8 +128,8 @@ def test_a_wait_for_input_is_reported(data: dict, tmp_path: Path, settings: dict
 def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
     data: dict, slowest: float, percent: float
 ) -> None:
-    config = config_of(**data)
-    run = train_gpt.Trainer(config, runtime_of(config), log_of(), data_of(config))
+    config = make_config(**data)
+    run = train_gpt.Trainer(config, make_runtime(config), make_log(), open_data(config))
     run.clock.total_ms = 1000.0  # of these, 900 before RESUME
     run.runtime.gather = lambda value: [value, slowest]
     waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from reference import Reference, initial_state
-from running import SMALL_MODEL, byte_data, config_of, data_of, log_of, runtime_of
+from running import SMALL_MODEL, byte_data, make_config, make_log, make_runtime, open_data
 from running import train_gpt as tg
 from torch import nn
 from torch.nn import functional as F
@@ -18,7 +18,7 @@ TINY |= {"TRAIN_SEQ_LEN": 6, "MLP_MULT": 3}
 
 
 def tiny_config(**more: object) -> tg.Config:
-    return config_of(**{**SMALL_MODEL, **TINY, **more})
+    return make_config(**{**SMALL_MODEL, **TINY, **more})
 
 
 SHAPES = [{}, {"TIE_EMBEDDINGS": 0}, {"NUM_KV_HEADS": 1}, {"NUM_LAYERS": 1}]
@@ -61,7 +61,7 @@ def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
 def test_initial_weights_are_the_challenges_to_the_bit(settings: dict, tensors: int) -> None:
     """By name, in the order of its state dict, so that runs of any fork pair by seed. In float32,
     whatever is computed in."""
-    config = config_of(**settings)
+    config = make_config(**settings)
     torch.manual_seed(config.seed)
     expected = initial_state(config)
     torch.manual_seed(config.seed)
@@ -78,16 +78,18 @@ def test_a_run_starts_from_the_weights_of_its_seed(tmp_path: Path) -> None:
     """Nothing else draws from the generator before the model does."""
     data = byte_data(tmp_path)
     for seed in (1, 2):
-        config = config_of(**{**SMALL_MODEL, **data, "SEED": seed})
+        config = make_config(**{**SMALL_MODEL, **data, "SEED": seed})
         torch.manual_seed(seed)
         expected = initial_state(config)
-        state = tg.Trainer(config, runtime_of(config), log_of(), data_of(config)).model.state_dict()
+        state = tg.Trainer(
+            config, make_runtime(config), make_log(), open_data(config)
+        ).model.state_dict()
         assert all(torch.equal(t, expected[name]) for name, t in state.items())
 
 
 def test_a_parameter_that_no_rule_names_is_refused() -> None:
     """What trains it would be a guess: a matrix outside of the blocks, one with three axes."""
-    config, runtime = tiny_config(), runtime_of(tiny_config())
+    config, runtime = tiny_config(), make_runtime(tiny_config())
     for owner, name, shape in (("", "more", (2, 3)), ("blocks.1", "bank", (4, 2, 3))):
         model = tg.GPT(config, torch.float32)
         model.get_submodule(owner).register_parameter(name, nn.Parameter(torch.ones(shape)))
@@ -106,14 +108,14 @@ def test_a_chosen_attention_is_the_only_one_or_ends_the_run_in_one_line(
 
     activate = "activate_flash_attention_impl"
     monkeypatch.setattr(nn.attention, activate, lambda name: None)
-    config = config_of(**{**SMALL_MODEL, "ATTENTION_BACKEND": name})
+    config = make_config(**{**SMALL_MODEL, "ATTENTION_BACKEND": name})
     gpu = SimpleNamespace(cuda=True)
     assert list(tg.attention_backends(config, gpu)) == [name]
-    auto = config_of(**SMALL_MODEL)
+    auto = make_config(**SMALL_MODEL)
     assert list(tg.attention_backends(auto, gpu)) == ["fa3", "cudnn", "math"]
     monkeypatch.setattr(nn.attention, activate, missing)
     assert list(tg.attention_backends(auto, gpu)) == ["cudnn", "flash", "math"]
-    assert list(tg.attention_backends(auto, runtime_of(auto))) == ["flash", "math"], "on a CPU"
+    assert list(tg.attention_backends(auto, make_runtime(auto))) == ["flash", "math"], "on a CPU"
     if name == "fa3":
         with pytest.raises(tg.RunError, match="^ATTENTION_BACKEND=fa3: no such package: set auto$"):
             tg.attention_backends(config, gpu)

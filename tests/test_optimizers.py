@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import SMALL_MODEL, SimulatedRanks, byte_data, config_of, data_of, log_of, runtime_of
+from running import (
+    SMALL_MODEL,
+    SimulatedRanks,
+    byte_data,
+    make_config,
+    make_log,
+    make_runtime,
+    open_data,
+)
 from running import train_gpt as tg
 from torch import nn
 
@@ -21,7 +29,7 @@ SCHEDULE = {"ITERATIONS": 5, "WARMDOWN_ITERS": 3, "MUON_MOMENTUM_WARMUP_STEPS": 
 
 
 def config_with(data: dict[str, str], **more: object) -> tg.Config:
-    return config_of(**data | SHAPE | SCHEDULE | more)
+    return make_config(**data | SHAPE | SCHEDULE | more)
 
 
 def gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:
@@ -32,7 +40,7 @@ def gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:
 
 def training_on(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
     """A trainer whose loss has the slopes that `gradients` says, a rank its share of them."""
-    trainer = tg.Trainer(config, runtime, log_of(), data_of(config))
+    trainer = tg.Trainer(config, runtime, make_log(), open_data(config))
     model = trainer.model
     with torch.no_grad():  # none of its parameters is constant, so that no update can hide
         for p in model.parameters():
@@ -116,7 +124,7 @@ VARIANTS = {
 def test_steps_equal_a_plain_reference(data: dict[str, str], variant: str) -> None:
     """With the schedules and the clipping of the trainer's own step."""
     config = config_with(data, **VARIANTS[variant])
-    trainer = training_on(runtime_of(config), config)
+    trainer = training_on(make_runtime(config), config)
     plain = PlainOptimizers(copy.deepcopy(trainer.model), config)
     ours, theirs = (dict(m.named_parameters()) for m in (trainer.model, plain.model))
     batches = trainer.batches()
@@ -172,16 +180,16 @@ def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
 
 @pytest.mark.parametrize("cap", [0, 10])
 def test_no_warmdown_is_the_full_rate_to_the_end(cap: int) -> None:
-    config = config_of(ITERATIONS=100, WARMDOWN_ITERS=0, MAX_WALLCLOCK_SECONDS=cap)
+    config = make_config(ITERATIONS=100, WARMDOWN_ITERS=0, MAX_WALLCLOCK_SECONDS=cap)
     for step in (0, 1, 99, 100):
         assert tg.lr_multiplier(config, step, 99.0 * step) == 1.0
 
 
 def test_a_frozen_matrix_is_left_alone(tmp_path: Path) -> None:
-    config = config_of(**{**SMALL_MODEL, **byte_data(tmp_path)})
+    config = make_config(**{**SMALL_MODEL, **byte_data(tmp_path)})
     model = tg.GPT(config, torch.float32)
     frozen = model.blocks[0].mlp.fc.weight.requires_grad_(False)
-    adam, muon = tg.make_optimizers(model, config, runtime_of(config))
+    adam, muon = tg.make_optimizers(model, config, make_runtime(config))
     trained = [p for group in adam.param_groups + muon.param_groups for p in group["params"]]
     assert len(trained) == len(list(model.parameters())) - 1
     assert all(p is not frozen for p in trained)

@@ -8,13 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reference import crc_of, rank_batches, step_rows
-from running import ROOT, config_of, open_pipeline, run_script, runtime_of, train_gpt, write_split
+from running import (
+    ROOT,
+    make_config,
+    make_runtime,
+    open_pipeline,
+    run_script,
+    train_gpt,
+    write_split,
+)
 
 DISTINCT = np.random.default_rng(7).permutation(2**16)
 
 
 def config_at(folder: str | Path, **more: object) -> train_gpt.Config:
-    return config_of(DATA_PATH=folder, VOCAB_SIZE=2**16, **more)
+    return make_config(DATA_PATH=folder, VOCAB_SIZE=2**16, **more)
 
 
 # Sizes of the shards in tokens, seq_len, rows of a span, ranks, micro-steps (0: default), steps.
@@ -36,7 +44,7 @@ def test_every_batch_of_every_rank_is_that_of_the_rules(tmp_path: Path, case: tu
     shape = {"TRAIN_BATCH_TOKENS": step_tokens, "TRAIN_SEQ_LEN": seq_len}
     config = config_at(tmp_path, **shape, GRAD_ACCUM_STEPS=parts)
     for rank in range(ranks):
-        runtime = runtime_of(config, rank, ranks)
+        runtime = make_runtime(config, rank, ranks)
         with closing(open_pipeline(config, runtime=runtime)) as batches:
             for step in range(steps):
                 rows = step_rows(stream, step_tokens, seq_len, step)
@@ -72,7 +80,7 @@ def test_validation_predicts_every_token_once(tmp_path: Path, case: tuple) -> No
     config = config_at(tmp_path, **length, GRAD_ACCUM_STEPS=micro_steps)
     for rank in range(ranks):
         more = {
-            "runtime": runtime_of(config, rank, ranks),
+            "runtime": make_runtime(config, rank, ranks),
             "summarize": lambda plan, rows, tokens: tokens.tolist(),
         }
         first, end = count * rank // ranks, count * (rank + 1) // ranks

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from running import config_of, open_pipeline, runtime_of, train_gpt, write_split
+from running import make_config, make_runtime, open_pipeline, train_gpt, write_split
 
 SEQ_LEN, SPAN = 16, 33  # tokens; a batch is two rows and one token more: in training, a span
 HEADER_BYTES = 1024
@@ -48,7 +48,7 @@ def pipeline_of(
     """`options`: settings in capitals, and arguments of open_pipeline."""
     settings = {name: options.pop(name) for name in list(options) if name.isupper()}
     settings = {**SETTINGS, "DATA_PATH": folder, f"{split.upper()}_PREFETCH": prefetch, **settings}
-    return open_pipeline(config_of(**settings), split, **options)
+    return open_pipeline(make_config(**settings), split, **options)
 
 
 def first_token(split: str, number: int) -> int:
@@ -107,7 +107,7 @@ def test_the_reader_is_as_far_ahead_as_the_queue_long(data: Path, split: str, de
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (7, 8), (5, 16)])
 def test_a_rank_reads_what_it_uses_and_no_more(tmp_path: Path, rank: int, ranks: int) -> None:
     write_split(tmp_path, "train", TOKENS, [50, 3, 400])
-    reads, runtime = Reads(), runtime_of(config_of(**SETTINGS), rank, ranks)
+    reads, runtime = Reads(), make_runtime(make_config(**SETTINGS), rank, ranks)
     with closing(pipeline_of(tmp_path, prefetch=0, runtime=runtime, summarize=reads)) as batches:
         next(batches)
         before, tokens = reads.num_bytes(), 0
@@ -135,7 +135,7 @@ def test_the_error_comes_after_the_good_batches(
 ) -> None:
     good = first_token(split, 4) + (split == "val")  # batches share a token in validation
     write_split(tmp_path, split, TOKENS[: 20 * SEQ_LEN + 1], [good])
-    config = config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16, TRAIN_SEQ_LEN=SEQ_LEN)
+    config = make_config(DATA_PATH=tmp_path, VOCAB_SIZE=2**16, TRAIN_SEQ_LEN=SEQ_LEN)
     shards = train_gpt.Shards(config, split)
     broken = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     break_reads(monkeypatch, shards.shards[1], broken)
@@ -175,7 +175,7 @@ def hanging(
     def make(prefetch: int = 1, **options: object) -> train_gpt.Pipeline:
         write_split(tmp_path, "train", TOKENS, [2 * SPAN])
         stall = options.get("DATA_STALL_SECONDS", 30)
-        config = config_of(DATA_PATH=tmp_path, VOCAB_SIZE=2**16, DATA_STALL_SECONDS=stall)
+        config = make_config(DATA_PATH=tmp_path, VOCAB_SIZE=2**16, DATA_STALL_SECONDS=stall)
         shards = train_gpt.Shards(config, "train")
         break_reads(monkeypatch, shards.shards[1], back.wait)
         return pipeline_of(tmp_path, prefetch=prefetch, shards=shards, **options)

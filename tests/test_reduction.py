@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from running import config_of, data_of, log_of, runtime_of
+from running import make_config, make_log, make_runtime, open_data
 from running import train_gpt as tg
 
 TINY = {"MODEL_DIM": 8, "TRAIN_SEQ_LEN": 8, "TRAIN_BATCH_TOKENS": 128}
@@ -85,9 +85,9 @@ def published(config: tg.Config, step: int, elapsed_ms: float) -> float:
 
 def simulate(config: tg.Config, device: Device) -> tuple[tg.Trainer, list[tuple[float, float]]]:
     """Trains on `device`, without work; (used, published) multiplier of each step from 1 on."""
-    runtime, pairs = runtime_of(config), []
+    runtime, pairs = make_runtime(config), []
     runtime.steps_late = 2 if device.device_s else 0
-    trainer = tg.Trainer(config, runtime, log_of(), data_of(config))
+    trainer = tg.Trainer(config, runtime, make_log(), open_data(config))
     runtime.cuda, weights = device.device_s > 0, list(trainer.model.parameters())
     train_step, (adam, muon) = trainer.train_step, (trainer.adam, trainer.muon)
     adam.step = muon.step = lambda: None
@@ -128,7 +128,7 @@ def test_the_learning_rate_is_the_published_one_whatever_is_known_late(
 ) -> None:
     """On a CPU, by a host ahead of its device, and by one that its device waits for."""
     length = {"MAX_WALLCLOCK_SECONDS": 600, "WARMDOWN_ITERS": warmdown, "ITERATIONS": 20000}
-    config = config_of(**data | TINY | length | {"TRAIN_LOG_EVERY": every, "GRAD_ACCUM_STEPS": 1})
+    config = make_config(**data | TINY | length | {"TRAIN_LOG_EVERY": every, "GRAD_ACCUM_STEPS": 1})
     device = Device(monkeypatch, *(share * ms for share in WORK[work]))
     trainer, pairs = simulate(config, device)
     assert len(pairs) == trainer.step - 1

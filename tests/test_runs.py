@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from faults.live import Live, assert_same_result, in_step
-from running import ROOT, SMALL_MODEL, Corpus, Run, config_of, run_trainer, train_gpt
+from running import ROOT, SMALL_MODEL, Corpus, Run, make_config, run_trainer, train_gpt
 
 Whole = Callable[[int], Live]
 # Whole lines in their order; the file says what stands in brackets.
@@ -90,7 +90,7 @@ def test_events_and_fields_are_those_of_logs_readme(reference: Run) -> None:
     text = text.split("## `<RUN_ID>.jsonl`")[1]
     table = re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE)
     documented = {name: set(re.findall(r"`(\w+)`", fields)) for name, fields in table}
-    documented["config"] = set(vars(config_of()))  # "every setting"
+    documented["config"] = set(vars(make_config()))  # "every setting"
     written: dict[str, set[str]] = {}
     for event in map(json.loads, reference.log_path.with_suffix(".jsonl").open(encoding="utf-8")):
         written.setdefault(event["event"], set()).update(event.keys() - {"event", "time"})

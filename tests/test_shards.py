@@ -10,7 +10,15 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from running import SMALL_MODEL, byte_data, config_of, log_of, runtime_of, train_gpt, write_shard
+from running import (
+    SMALL_MODEL,
+    byte_data,
+    make_config,
+    make_log,
+    make_runtime,
+    train_gpt,
+    write_shard,
+)
 
 TOKENS = np.arange(1, 201)  # 200 tokens: a whole file of them has 1024 + 400 = 1424 bytes
 
@@ -35,7 +43,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: str) -> None:
     content, words = DAMAGED[name]
-    config = config_of(**byte_data(tmp_path), TRAIN_SEQ_LEN=32, RUN_ID="r")
+    config = make_config(**byte_data(tmp_path), TRAIN_SEQ_LEN=32, RUN_ID="r")
     assert not any(str(tmp_path) in fault for fault in train_gpt.check_settings(config, {})[0])
     path = tmp_path / f"fineweb_{split}_000001.bin"
     path.write_bytes(content)
@@ -48,7 +56,7 @@ def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: 
 def named_fault(folder: Path) -> str:
     """What the trainer says of a data set."""
     settings = {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json", "VOCAB_SIZE": 260}
-    faults, _ = train_gpt.check_settings(config_of(**settings, TRAIN_SEQ_LEN=32), {})
+    faults, _ = train_gpt.check_settings(make_config(**settings, TRAIN_SEQ_LEN=32), {})
     assert all("\n" not in fault for fault in faults)
     return "; ".join(faults)
 
@@ -75,14 +83,14 @@ def test_a_start_opens_each_shard_once_and_reads_its_ends(
 ) -> None:
     """Of shards of 400 KB. A start that read all would take minutes with the challenge's 16 GB."""
     data = byte_data(tmp_path, train_tokens=200_000, val_tokens=200_001)
-    config = config_of(**{**SMALL_MODEL, **data, "RUN_ID": "r"})
+    config = make_config(**{**SMALL_MODEL, **data, "RUN_ID": "r"})
     opened, read = Mock(wraps=os.open), Mock(wraps=os.pread)
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "pread", read)
     monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("a batch is read"))
     faults, shards = train_gpt.check_settings(config, {})
     assert faults == [] and train_gpt.fingerprint(config, shards)
-    train_gpt.Trainer(config, runtime_of(config), log_of(), shards)
+    train_gpt.Trainer(config, make_runtime(config), make_log(), shards)
     names = sorted(Path(call.args[0]).name for call in opened.call_args_list)
     assert names == ["fineweb_train_000000.bin", "fineweb_val_000000.bin"]
     assert [call.args[1] for call in read.call_args_list] == 4 * [65_536]
@@ -106,7 +114,7 @@ def test_numbers_of_shards_are_without_a_gap(tmp_path: Path, numbers: str) -> No
     paths = [tmp_path / f"fineweb_{split}_{int(number):06d}.bin" for number in each]
     for path in paths:
         write_shard(path, TOKENS)
-    config, named = config_of(DATA_PATH=tmp_path), NUMBERS[numbers]
+    config, named = make_config(DATA_PATH=tmp_path), NUMBERS[numbers]
     if named is None:
         assert [s.path for s in train_gpt.Shards(config, split).shards] == paths
     else:

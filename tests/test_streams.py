@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import config_of, open_pipeline, runtime_of, train_gpt, write_split
+from running import make_config, make_runtime, open_pipeline, train_gpt, write_split
 
 SEQ_LEN, SPAN, BATCHES = 2, 5, 12  # a batch is a span of two rows; token i of the stream is i
 CONFIG = {"TRAIN_SEQ_LEN": SEQ_LEN, "TRAIN_BATCH_TOKENS": 8 * 2 * SEQ_LEN}
@@ -194,13 +194,13 @@ class Run:
     """A pipeline on a machine, and a model that uses its batches."""
 
     def __init__(self, machine: Machine, folder: Path, overlap: tuple, **settings: object) -> None:
-        config = config_of(DATA_PATH=folder, **CONFIG, **settings)
+        config = make_config(DATA_PATH=folder, **CONFIG, **settings)
         self.machine, self.overlap = machine, train_gpt.Overlap(*overlap)
         self.num_read = self.handed = self.wrong = 0
         self.host = threading.get_ident()
         self.use_ms = self.read_ms = 0.0
         self.gate, self.gate_at = threading.Event(), BATCHES * 2  # where the reader stops
-        runtime = runtime_of(config)
+        runtime = make_runtime(config)
         runtime.cuda = True
         self.pipeline = open_pipeline(
             config, runtime=runtime, overlap=self.overlap, summarize=self.summarize

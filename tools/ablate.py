@@ -1,23 +1,27 @@
-"""Vary a trainer's settings or its script, and measure what changes.
-Runs take turns and are paired by seed. Differences are printed with 95 % intervals, and called
-measurable if they are so for all arms together.
+"""Vary the settings of a trainer, or its script, and measure what changes.
 
-    # on a laptop: small models, about a minute and a half a run
+    # on a laptop: small models, about a minute and a half for each run
     python3 tools/ablate.py --vary MLP_MULT=2,4 -- python3 data/quickstart.py
     ITERATIONS=2000 python3 tools/ablate.py --vary MATRIX_LR=0.03,0.04 --vary MLP_MULT=2,3 \\
         -- torchrun --standalone --nproc_per_node=8 train_gpt.py
     python3 tools/ablate.py --script train_gpt.py,ema.py -- python3 {script}
 
-The command runs as it is given, with SEED, RUN_ID and the settings in its environment; it must
-write logs/<RUN_ID>.jsonl where it is started. Each combination of values is an arm, and the others
-are compared with the first one. --script puts each of these scripts in place of {script}. Each
-round runs every arm with one seed, and starts with the next arm.
+ablate.py runs the command after -- as it is, with SEED, RUN_ID and the varied settings in its
+environment. The command must write logs/<RUN_ID>.jsonl below the folder where ablate.py is started.
+Each combination of values is a variant, and all variants are compared with the first one. --script
+replaces {script} in the command by each of the scripts. A round runs every variant with one seed,
+and each round starts with the next variant. Variants are compared seed by seed. ablate.py prints
+the differences with 95 % intervals, and calls a difference measurable if it is significant after a
+correction for the number of variants.
 
-If you give the same command again, finished runs are kept, and others are run again; you may add
-seeds and values. If a run fails, the other runs continue.
+If you give the same command again, finished runs are kept, and the others are run again. You may
+add seeds and values. If a run fails, the other runs continue.
 
-Exit code: 0 done, 1 a run failed, or cannot be compared, 2 wrong usage, 130 interrupted.
+Exit code: 0 done, 1 a run failed or cannot be compared, 2 wrong usage, 130 interrupted.
 """
+
+# This module builds on runs.py (reads logs), samples.py (tests), report.py (tables and plot) and
+# packed.py (packed scripts).
 
 import argparse
 import contextlib
@@ -35,26 +39,37 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
 from cli import ToolError
 from packed import unpacked
 from report import plot, report
 from runs import Logs, Run, read_log, typed
-from samples import Test, faults_of_split, holm, pairs_by_seed, t_test, telling, unit_of, value_of
+from samples import (
+    Test,
+    choose_unit,
+    find_split_faults,
+    holm,
+    pairs_by_seed,
+    relevant_differences,
+    result_value,
+    t_test,
+)
 
-OURS = ("RUN_ID", "SEED")  # set for each run
-SCRIPT = "{script}"  # in the command: a script of --script
+SET_FOR_EACH_RUN = ("RUN_ID", "SEED")
+SCRIPT = "{script}"  # stands in the command for a script of --script
 TRAINER, QUICKSTART = cli.ROOT / "train_gpt.py", cli.ROOT / "data" / "quickstart.py"
-# Variables that a trainer need not name, and that change its runs.
-SURROUNDINGS = re.compile(r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON")
+# Environment variables that change a run although they are no settings of a trainer.
+SYSTEM_VARIABLES = re.compile(
+    r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON"
+)
 
 
-class Arm(NamedTuple):
-    """A combination of values, with its script where scripts vary."""
+class Variant(NamedTuple):
+    """A combination of values, and a script if scripts are varied."""
 
     settings: tuple[tuple[str, str], ...]
-    script: str | None = None  # as it was given
+    script: str | None = None  # as the user wrote it
 
     @property
     def label(self) -> str:
@@ -62,10 +77,10 @@ class Arm(NamedTuple):
         return " ".join([*parts, *(f"{name}={value}" for name, value in self.settings)])
 
 
-class Planned(NamedTuple):
-    """A run of the plan."""
+class PlannedRun(NamedTuple):
+    """A variant with a seed."""
 
-    arm: Arm
+    variant: Variant
     seed: int
     run_id: str
     command: Sequence[str]
@@ -73,35 +88,42 @@ class Planned(NamedTuple):
 
 
 def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
-    """NAME=v1,v2 each."""
+    """Return {NAME: values} of texts such as NAME=v1,v2. Raises ToolError if one is malformed."""
     settings: dict[str, list[str]] = {}
     for text in texts:
         name, sign, values = text.partition("=")
         if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise ToolError(f"--vary {text}: write NAME=value,value, such as TRAIN_PREFETCH=1,0")
-        if name in OURS:
-            raise ToolError(f"--vary {text}: every run has its own {name}: see --seeds")
+            raise ToolError(f"--vary {text} must be NAME=value,value, such as TRAIN_PREFETCH=1,0")
+        if name in SET_FOR_EACH_RUN:
+            raise ToolError(f"--vary {text}: every run has its own {name}; use --seeds for seeds")
         sign = ";" if ";" in values else ","
         settings.setdefault(name, []).extend(v.strip() for v in values.rstrip(";").split(sign))
         if "" in settings[name] or len(set(settings[name])) < len(settings[name]):
-            raise ToolError(f"--vary {text}: values are comma-separated, distinct and not empty")
+            raise ToolError(
+                f"--vary {text}: the values must be comma-separated, distinct and not empty"
+            )
     return settings
 
 
 def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
-    """The scripts that take the place of {script}; None: the command has none."""
+    """Return the scripts that replace {script}; [None] if the command has no {script}."""
     if (text is not None) != any(SCRIPT in word for word in command):
-        raise ToolError(f"--script A.py,B.py belongs to {SCRIPT} in the command: name both")
+        raise ToolError(
+            f"--script A.py,B.py needs {SCRIPT} in the command, and the reverse; give both"
+        )
     scripts = text.split(",") if text else [None]
-    if lacking := [name for name in scripts if name and not Path(name).is_file()]:
-        raise ToolError(f"--script {text}: {lacking[0]!r}: no such file: write its path")
+    for name in scripts:
+        if name and not Path(name).is_file():
+            raise ToolError(f"--script {text}: {name!r} does not exist; give the file's path")
     return scripts
 
 
 def parse_seeds(text: str) -> list[int]:
-    """3: so many, from SEED (1337) on; 1337,42: these."""
+    """Return the seeds: "3" means three, from SEED (1337) on; "1337,42" means these two."""
     if not re.fullmatch(r"(?!0$)\d+(,\d+)*,?", text):
-        raise ToolError(f"--seeds {text}: write how many, such as 3, or which, such as 1337,42,7")
+        raise ToolError(
+            f"--seeds {text} must be a number of seeds, such as 3, or a list, such as 1337,42,7"
+        )
     if "," in text:
         return [*dict.fromkeys(map(int, text.rstrip(",").split(",")))]
     first = int(os.environ.get("SEED", 1337))
@@ -109,122 +131,139 @@ def parse_seeds(text: str) -> list[int]:
 
 
 class Ablation:
-    """What is run, and where its report lies: report.txt, picture.png, what each run printed. Logs
-    are logs/<RUN_ID>.*, as always."""
+    """The planned runs, and `folder` for report.txt, picture.png and what each run printed. The
+    runs write their logs to logs/<RUN_ID>.*, as always."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.vary, self.command = parse_vary(options.vary), options.command
+        self.vary = parse_vary(options.vary)
+        self.command = options.command
         self.seeds = parse_seeds(options.seeds)
-        self.arms = [
-            Arm(tuple(zip(self.vary, values, strict=True)), script)
+        self.variants = [
+            Variant(tuple(zip(self.vary, values, strict=True)), script)
             for script in parse_scripts(options.script, options.command)
             for values in itertools.product(*self.vary.values())
         ]
-        if len(self.arms) < 2:
-            raise ToolError("nothing varies: name two values, such as MLP_MULT=2,4, or scripts")
+        if len(self.variants) < 2:
+            raise ToolError(
+                "nothing to compare: give at least two values, such as MLP_MULT=2,4, or two scripts"
+            )
         self.varied = [*(["script"] if options.script else []), *self.vary]
         self.folder = options.out or Path("logs", f"ablate-{'-'.join(self.varied).lower()}"[:80])
         known = self.known_settings()
-        self.runs = [  # each round begins one arm further, so that no arm always comes first
-            self.planned(self.arms[(turn + place) % len(self.arms)], seed, known)
-            for turn, seed in enumerate(self.seeds)
-            for place in range(len(self.arms))
-        ]
+        self.runs = []
+        for round_number, seed in enumerate(self.seeds):
+            # Each round begins one variant further, so that no variant always comes first.
+            first = round_number % len(self.variants)
+            for variant in self.variants[first:] + self.variants[:first]:
+                self.runs.append(self.plan_run(variant, seed, known))
 
-    def command_of(self, arm: Arm) -> list[str]:
-        return [word.replace(SCRIPT, arm.script or SCRIPT) for word in self.command]
+    def build_command(self, variant: Variant) -> list[str]:
+        return [word.replace(SCRIPT, variant.script or SCRIPT) for word in self.command]
 
     def known_settings(self) -> dict[str, set[str]]:
-        """Scripts with the names of their settings. What is varied must be one of each script that
-        can be asked; where none can be, they are those of train_gpt.py."""
-        words = dict.fromkeys(word for arm in self.arms for word in self.command_of(arm))
-        known = {word: names for word in words if (names := settings_of(Path(word)))}
+        """Return {script: the names of its settings} for the scripts in the command, or else for
+        train_gpt.py. Raises ToolError if a script does not have a varied setting."""
+        words = dict.fromkeys(word for v in self.variants for word in self.build_command(v))
+        known = {word: names for word in words if (names := read_setting_names(Path(word)))}
         if not known:
-            known = {str(TRAINER): settings_of(TRAINER)}
+            known = {str(TRAINER): read_setting_names(TRAINER)}
             if all(Path(word).resolve() != QUICKSTART for word in words):
-                return known  # another trainer may have other names
+                return known  # another trainer may have other settings
         for (script, names), name in itertools.product(known.items(), self.vary):
-            if name not in names and not SURROUNDINGS.match(name):
-                raise ToolError(f"--vary {name}: {script} has no such setting: see its --help")
+            if name not in names and not SYSTEM_VARIABLES.match(name):
+                raise ToolError(f"--vary {name}: {script} has no such setting; --help lists them")
         return known
 
-    def planned(self, arm: Arm, seed: int, known: dict[str, set[str]]) -> Planned:
-        """Its RUN_ID has a checksum of what decides its result, so that no other run has it: the
-        command, the files that it names, train_gpt.py, and the settings that are given."""
-        command = self.command_of(arm)
-        files = [*command, arm.script or "", *(known.keys() & {str(TRAINER)})]
+    def plan_run(self, variant: Variant, seed: int, known: dict[str, set[str]]) -> PlannedRun:
+        """Return a run whose RUN_ID contains a checksum of all that decides the run's result: the
+        command, the files in the command, train_gpt.py, and the given settings. So runs of another
+        experiment are never mixed in."""
+        command = self.build_command(variant)
+        files = [*command, variant.script or "", *(known.keys() & {str(TRAINER)})]
         contents = [Path(file).read_bytes() for file in files if os.path.isfile(file)]
-        names = set().union(*known.values()) - {*OURS}
+        names = set().union(*known.values()) - {*SET_FOR_EACH_RUN}
         settings = {name: os.environ[name] for name in names & os.environ.keys()}
-        settings |= dict(arm.settings)
-        made_of = hashlib.sha256(repr((command, contents, sorted(settings.items()))).encode())
-        words = [arm.script.removesuffix(".py")] if arm.script else []
-        words += [value for _, value in arm.settings]
+        settings |= dict(variant.settings)
+        checksum = hashlib.sha256(repr((command, contents, sorted(settings.items()))).encode())
+        words = [variant.script.removesuffix(".py")] if variant.script else []
+        words += [value for _, value in variant.settings]
         readable = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words))[:40]
-        run_id = f"{self.folder.name}-{readable}-{made_of.hexdigest()[:8]}-seed{seed}"
-        return Planned(arm, seed, run_id, command, Path("logs", f"{run_id}.jsonl"))
+        run_id = f"{self.folder.name}-{readable}-{checksum.hexdigest()[:8]}-seed{seed}"
+        return PlannedRun(variant, seed, run_id, command, Path("logs", f"{run_id}.jsonl"))
 
-    def result(self, run: Planned) -> Run | None:
-        """What the run's log says, if it is finished."""
+    def read_result(self, run: PlannedRun) -> Run | None:
+        """Return the run as its log describes it; None if it is not finished."""
         runs = read_log(run.log).runs
         if not runs or runs[0].status != "finished" or runs[0].result is None:
             return None
-        check(run, runs[0])
+        check_settings(run, runs[0])
         return runs[0]
 
     def run_all(self) -> list[str]:
-        """Runs what is not finished; returns the failures. Wrong settings end it (ToolError)."""
-        todo = [run for run in self.runs if self.result(run) is None]
+        """Run what is not finished, and return the failures. Raises ToolError if the command does
+        not accept its settings: then the other runs would fail, too."""
+        todo = [run for run in self.runs if self.read_result(run) is None]
         failures = []
-        if kept := len(self.runs) - len(todo):
+        kept = len(self.runs) - len(todo)
+        if kept:
             print(f"{kept} of {len(self.runs)} runs are finished and kept")
         began = time.monotonic()
         for number, run in enumerate(todo, 1):
-            label = f"{run.arm.label} seed {run.seed}"
-            place = f"[{number}/{len(todo)}] {label}"
-            print(f"{place}: started", flush=True)
+            label = f"{run.variant.label} seed {run.seed}"
+            prefix = f"[{number}/{len(todo)}] {label}"
+            print(f"{prefix}: started", flush=True)
             code, log = self.run_one(run)
             if code == 0 and log:
                 left = (time.monotonic() - began) / number * (len(todo) - number)
-                print(f"{place}: finished, about {left:,.0f} s left", flush=True)
+                print(f"{prefix}: finished, about {left:,.0f} s left", flush=True)
                 continue
-            reason = f"exit code {code}" + f", but {run.log} has no end" * (code == 0)
-            print(f"{place}: FAILED ({reason})")
-            printed = (self.folder / f"{run.run_id}.out").read_bytes()[-20_000:]
-            lines = printed.decode("utf-8", "replace").splitlines()[-12:]
-            print("\n".join(f"      {line[:300]}" for line in lines), flush=True)
+            reason = f"exit code {code}"
+            if code == 0:
+                reason += f", but the run in {run.log} did not finish"
+            print(f"{prefix}: FAILED ({reason})")
+            self.print_end_of_output(run)
             failures.append(f"{label}: {reason}")
             if code == 0 and not run.log.exists():
-                raise ToolError(f"{run.log} was not written: train, and set no RUN_ID")
-            if code == 2:
-                reason = "the command refuses what it is given (above): nothing more was run"
+                words = "the command must train, and must not set RUN_ID itself"
+                raise ToolError(f"{run.log} was not written; {words}")
+            if code == 2:  # wrong usage
+                reason = "the command rejects its settings (see above), so no other run was started"
                 raise ToolError(f"{label}: {reason}")
         return failures
 
-    def run_one(self, run: Planned) -> tuple[int, Run | None]:
-        """Runs it from its beginning; what an unfinished run of it left is removed."""
+    def print_end_of_output(self, run: PlannedRun) -> None:
+        printed = (self.folder / f"{run.run_id}.out").read_bytes()[-20_000:]
+        lines = printed.decode("utf-8", "replace").splitlines()[-12:]
+        print("\n".join(f"      {line[:300]}" for line in lines), flush=True)
+
+    def run_one(self, run: PlannedRun) -> tuple[int, Run | None]:
+        """Run it from its beginning; return its exit code and its result. The files of an earlier,
+        unfinished attempt are removed."""
         for path in Path("logs").glob(f"{run.run_id}.*"):
             path.unlink()
         shutil.rmtree(Path("checkpoints", run.run_id), ignore_errors=True)
-        settings = dict(run.arm.settings) | {"SEED": str(run.seed), "RUN_ID": run.run_id}
+        settings = dict(run.variant.settings) | {"SEED": str(run.seed), "RUN_ID": run.run_id}
         code = run_child(run.command, settings, self.folder / f"{run.run_id}.out")
-        return code, self.result(run)
+        return code, self.read_result(run)
 
 
-def check(run: Planned, log: Run) -> None:
-    """Did the run have the settings that were varied? Its log says it."""
-    for name, text in (*run.arm.settings, ("SEED", str(run.seed))):
-        had = log.config.get(name.lower()) if name.isupper() else None
-        if had is None and (SURROUNDINGS.match(name) or name == "SEED"):
+def check_settings(run: PlannedRun, log: Run) -> None:
+    """Raise ToolError if, by its log, the run did not have the settings that were varied."""
+    for name, text in (*run.variant.settings, ("SEED", str(run.seed))):
+        logged = log.config.get(name.lower()) if name.isupper() else None
+        if logged is None and (SYSTEM_VARIABLES.match(name) or name == "SEED"):
             continue
-        # A path may be another one of the same file.
-        if had != typed(text) and Path(str(had)).name != Path(text).name:
-            words = "no such setting, or the command sets it itself: take it out"
-            raise ToolError(f"{name}={text}: the run had {had}: {words}")
+        # The log may have another path of the same file.
+        if logged != typed(text) and Path(str(logged)).name != Path(text).name:
+            words = (
+                "the trainer has no such setting, or the command sets it itself; remove it there"
+            )
+            raise ToolError(f"{name}={text}: the run had {logged}: {words}")
 
 
-def settings_of(script: Path) -> set[str]:
-    """The names of a script's settings; empty: it is not a trainer that can be asked for them."""
+def read_setting_names(script: Path) -> set[str]:
+    """Return the names of a script's settings, which its --print-config prints; an empty set if
+    the file is no such script."""
     text = script.read_bytes() if script.suffix == ".py" and script.is_file() else b""
     if b"--print-config" not in (unpacked(text) or text):
         return set()
@@ -238,8 +277,8 @@ def settings_of(script: Path) -> set[str]:
 
 
 def run_child(command: Sequence[str], settings: Mapping[str, str], output: Path) -> int:
-    """Runs the command to its exit code, with what it prints in `output`. Whatever ends this ends
-    it, too."""
+    """Run the command, write what it prints to the file `output`, and return its exit code. If this
+    process is interrupted, the command is ended, too."""
     with open(output, "wb") as out:
         streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
         environ = {**os.environ, **settings}
@@ -248,11 +287,12 @@ def run_child(command: Sequence[str], settings: Mapping[str, str], output: Path)
             return child.wait()
         finally:
             if child.poll() is None:
-                end(child)
+                end_process_group(child)
 
 
-def end(child: "subprocess.Popen[bytes]") -> None:
-    """Ends a command and its group: politely first, as torchrun has to end its workers."""
+def end_process_group(child: "subprocess.Popen[bytes]") -> None:
+    """End a command and all that it has started. SIGKILL comes last: torchrun needs time to end its
+    workers."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
@@ -262,14 +302,14 @@ def end(child: "subprocess.Popen[bytes]") -> None:
 
 
 class Difference(NamedTuple):
-    """An arm minus the first arm, paired by seed."""
+    """How much higher a quantity of a variant is than that of the first variant, by seed."""
 
-    arm: Arm
+    variant: Variant
     metric: str
     unit: str
     pairs: int
     test: Test
-    measurable: bool = False  # for all differences of a kind together
+    measurable: bool = False  # by Holm's method for all differences of one kind
 
     @property
     def equal(self) -> bool:
@@ -281,99 +321,112 @@ class Difference(NamedTuple):
         return f"{self.test.difference:+.4g} {self.unit} ({interval})"
 
     def cells(self) -> list[str]:
-        judged = "equal" if self.equal else "measurable" if self.measurable else "not measurable"
-        return [self.arm.label, self.metric, str(self.pairs), self.words, judged]
+        verdict = "measurable" if self.measurable else "not measurable"
+        if self.equal:
+            verdict = "equal"
+        return [self.variant.label, self.metric, str(self.pairs), self.words, verdict]
 
 
-METRICS: dict[str, tuple[str, Callable[[Run], float | None]]] = {  # beside the loss
+METRICS: dict[
+    str, tuple[str, Callable[[Run], float | None]]
+] = {  # what is compared besides the loss
     "step time": ("ms", lambda run: run.step_ms),
     "input wait": ("ms per step", lambda run: run.input_wait_per_step()),
     "validation time": ("s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
 }
-Runs = dict[Arm, list[Run]]  # the finished ones of each arm, the first arm first
+RunsByVariant = dict[Variant, list[Run]]  # the finished runs; the first variant comes first
 
 
-def differences(runs: Runs) -> list[Difference]:
-    """Of each arm from the first one where both have two seeds: the losses, and then the others.
-    Which of a kind are measurable says Holm's rule for all of them together."""
+def find_differences(runs: RunsByVariant) -> list[Difference]:
+    """Return the differences between the first variant and each other one that has at least two
+    seeds in common with it: first all losses, then the other quantities. Holm's method corrects
+    the losses together, and the other quantities together."""
     first, *others = runs
-    unit = unit_of([run for arm in runs.values() for run in arm])
+    unit = choose_unit([run for group in runs.values() for run in group])
+    loss = {"loss": (unit, lambda run: result_value(run, unit))}
     found = []
-    for metrics in ({"loss": (unit, lambda run: value_of(run, unit))}, METRICS):
-        kind = []
-        for (metric, (of, value)), arm in itertools.product(metrics.items(), others):
-            pairs = pairs_by_seed(runs[first], runs[arm], value)
+    for metrics in (loss, METRICS):
+        together = []
+        for (metric, (metric_unit, value)), variant in itertools.product(metrics.items(), others):
+            pairs = pairs_by_seed(runs[first], runs[variant], value)
             if len(pairs) > 1:
                 test = t_test(*zip(*pairs, strict=True), by_seed=True)
-                kind.append(Difference(arm, metric, of, len(pairs), test))
-        p_values = holm([one.test.p_of_none for one in kind])
-        pairs = zip(kind, p_values, strict=True)
-        found += [one._replace(measurable=p < 0.05) for one, p in pairs]
+                together.append(Difference(variant, metric, metric_unit, len(pairs), test))
+        p_values = holm([difference.test.p_two_sided for difference in together])
+        for difference, p in zip(together, p_values, strict=True):
+            found.append(difference._replace(measurable=p < 0.05))
     return found
 
 
-def refusals(ours: Sequence[Run], theirs: Sequence[Run]) -> list[str]:
-    """Why the runs of an arm and of the first one do not measure what was varied."""
-    mixed = dict.fromkeys([*telling(ours), *telling(theirs)])
-    why = [f"runs of one arm differ in {', '.join(mixed)}"] if mixed else []
-    return [*why, *faults_of_split([*ours, *theirs], ["partial_val"])]
+def refusals(first: Sequence[Run], other: Sequence[Run]) -> list[str]:
+    """Return why the runs of the first and of another variant do not measure what was varied."""
+    mixed = dict.fromkeys([*relevant_differences(first), *relevant_differences(other)])
+    reasons = [f"the runs of one variant differ in {', '.join(mixed)}"] if mixed else []
+    return [*reasons, *find_split_faults([*first, *other], ["partial_val"])]
 
 
-def verdict(runs: Runs, arm: Arm, changes: Sequence[Difference]) -> str:
-    """What is known about an arm, in one line."""
+def judge(runs: RunsByVariant, variant: Variant, changes: Sequence[Difference]) -> str:
+    """Return one line on what is known about a variant."""
     first = next(iter(runs))
-    text = f"{arm.label} against {first.label}: "
-    if why := refusals(runs[first], runs[arm]):
-        return text + f"not an ablation: {'; '.join(why)}"
+    text = f"{variant.label} against {first.label}: "
+    if reasons := refusals(runs[first], runs[variant]):
+        return text + f"not an ablation: {'; '.join(reasons)}"
     if not changes:
-        return text + "one seed cannot tell a difference from chance: add --seeds 3"
-    said = ", ".join(f"{d.metric} {d.words}" for d in changes if d.measurable)
-    text += said or "nothing is measurable"
+        return text + "one seed cannot tell a difference from chance; use --seeds 3"
+    measurable = [f"{change.metric} {change.words}" for change in changes if change.measurable]
+    text += ", ".join(measurable) or "nothing is measurable"
     if changes[0].metric == "loss" and changes[0].equal:
-        text += "; the losses are equal to the digit: what was varied computes the same"
+        text += "; the losses are equal to the last digit: the variants compute the same"
     return text
 
 
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
-    """Prints and keeps the report of what is finished: the verdict first."""
-    runs: Runs = {arm: [] for arm in ablation.arms}
+    """Print the report on the finished runs, write it and the plot, and return the exit code."""
+    runs: RunsByVariant = {variant: [] for variant in ablation.variants}
     for run in ablation.runs:
-        if log := ablation.result(run):
-            runs[run.arm].append(log)
+        if log := ablation.read_result(run):
+            runs[run.variant].append(log)
     finished = [log for logs in runs.values() for log in logs]
     if not finished:
-        print("no run is finished: what they printed is above")
+        print("no run has finished; what the runs printed is above")
         return 1
     first, *others = runs
-    found = differences(runs)
-    head = ["arm", "quantity", "pairs", "difference (95 % interval)", "verdict"]
-    rows = [one.cells() for arm in others for one in found if one.arm == arm]
-    verdicts = [verdict(runs, arm, [one for one in found if one.arm == arm]) for arm in others]
-    losses = sum(one.metric == "loss" for one in found)
+    found = find_differences(runs)
+    rows, verdicts = [], []
+    for variant in others:
+        changes = [difference for difference in found if difference.variant == variant]
+        rows += [difference.cells() for difference in changes]
+        verdicts.append(judge(runs, variant, changes))
+    head = ["variant", "quantity", "pairs", "difference (95 % interval)", "verdict"]
+    losses = sum(difference.metric == "loss" for difference in found)
     title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05, corrected by "
     title += f"Holm for {losses} differences of losses, and for {len(found) - losses} others)"
-    blocks = [
-        [title, *(f"  {line}" for line in verdicts)],
-        ["Differences from the first arm, paired by seed", *cli.table(head, rows)] if rows else [],
-        ["Failed", *(f"  {failure}" for failure in failures)] if failures else [],
-        [report(Logs(finished))],
-    ]
-    text = "\n\n".join("\n".join(block) for block in blocks if block)
+    blocks = [[title, *(f"  {line}" for line in verdicts)]]
+    if rows:
+        title = "Differences from the first variant, paired by seed"
+        blocks.append([title, *cli.table(head, rows)])
+    if failures:
+        blocks.append(["Failed", *(f"  {failure}" for failure in failures)])
+    blocks.append([report(Logs(finished))])
+    text = "\n\n".join("\n".join(block) for block in blocks)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    drawn = {arm.label: logs for arm, logs in runs.items() if logs}
+    drawn = {variant.label: logs for variant, logs in runs.items() if logs}
     plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
     print(f"{ablation.folder}: report.txt, picture.png   logs: logs/{ablation.folder.name}-*")
-    return int(bool(failures) or any(refusals(runs[first], runs[arm]) for arm in others))
+    is_refused = any(refusals(runs[first], runs[variant]) for variant in others)
+    return int(bool(failures) or is_refused)
 
 
 def ablate(options: argparse.Namespace) -> int:
-    import matplotlib  # noqa: F401  (before hours of runs)
+    # A missing package must be noticed before hours of runs, not after them.
+    import matplotlib  # noqa: F401
     import scipy  # noqa: F401
 
     ablation = Ablation(options)
-    arms, seeds = len(ablation.arms), len(ablation.seeds)
-    print(f"{' and '.join(ablation.varied)}: {arms} arms x {seeds} seeds: {arms * seeds} runs")
+    variants, seeds = len(ablation.variants), len(ablation.seeds)
+    counts = f"{variants} variants x {seeds} seeds: {variants * seeds} runs"
+    print(f"{' and '.join(ablation.varied)}: {counts}")
     ablation.folder.mkdir(parents=True, exist_ok=True)
     Path("logs").mkdir(exist_ok=True)
     return conclude(ablation, ablation.run_all())
@@ -385,22 +438,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND",
     )
     add = parser.add_argument
-    text = 'may be repeated; values with commas: "NAMES=.attn.,.mlp.;.mlp."'
+    text = "setting to vary; may be repeated; separate values that contain commas by semicolons: "
+    text += '"NAMES=.attn.,.mlp.;.mlp."'
     add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=text)
-    add("--script", metavar="A.py,B.py", help="complete scripts, for {script} in the command")
-    add("--seeds", default="3", help="how many from SEED (1337) on, or 1337,42,7 (default: 3)")
-    help_text = "folder of the report; its name begins each RUN_ID (default: logs/ablate-<names>)"
+    add("--script", metavar="A.py,B.py", help="scripts that replace {script} in the command")
+    add(
+        "--seeds",
+        default="3",
+        help="number of seeds from SEED (1337) on, or a list: 1337,42,7 (default: 3)",
+    )
+    help_text = "folder for the report; each RUN_ID begins with its name"
+    help_text += " (default: logs/ablate-<names>)"
     add("--out", type=Path, metavar="FOLDER", help=help_text)
     words = list(sys.argv[1:] if arguments is None else arguments)
     at = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:at])
     options.command = words[at + 1 :]
     if not options.command:
-        parser.exit(2, "error: name the command after --, such as: -- python3 train_gpt.py\n")
+        parser.exit(2, "error: give the command after --, such as: -- python3 train_gpt.py\n")
     if shutil.which(options.command[0]) is None:
-        parser.error(f"{options.command[0]}: no such program: settings stand in front of ablate.py")
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # as Ctrl-C
-    words = "finished runs are kept: give the same command again to run the others"
+        parser.error(f"{options.command[0]}: no such program; put settings before ablate.py")
+    # SIGTERM does the same as Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    words = "finished runs are kept; give the same command again to run the others"
     return cli.run(lambda: ablate(options), refused=2, interrupted=words)
 
 

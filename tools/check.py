@@ -29,7 +29,14 @@ import cli
 from cli import plain, some
 from packed import MAX_SOURCE, difference, parsed
 from runs import SUBMITTED, Run, read_log
-from samples import CAP_BYTES, SAME_TEXT, bytes_scored, seed_groups, telling, trace
+from samples import (
+    SAME_TEXT,
+    SIZE_LIMIT_BYTES,
+    bytes_scored,
+    relevant_differences,
+    run_identity,
+    seed_groups,
+)
 
 RECORD, OPEN = TRACKS = ("track_10min_16mb", "track_non_record_16mb")
 LEVELS = ("refused", "warned", "not checked")
@@ -98,7 +105,7 @@ def read_runs(root: Path, files: Iterable[str]) -> tuple[dict[str, Run], dict[st
     names = [name for name in files if LOG.fullmatch(PurePosixPath(name).name)]
     for name in sorted(names, key=lambda name: (not is_submitted(name), name)):
         log = read_log(root / name, events=False)  # the reviewer reads the text
-        known = trace(log.runs[0]) if log.runs else None
+        known = run_identity(log.runs[0]) if log.runs else None
         if not log.runs:
             problems[name] = log.problems[0]
         elif known and traces.setdefault(known, name) != name:
@@ -143,7 +150,7 @@ class Record:
         self.model_bytes = max([0, *(run.model_bytes or 0 for run in self.judged.values())])
         # Are model and script, as it is, too large together?
         total = self.model_bytes + self.code_bytes
-        self.too_large_unpacked = bool(self.model_bytes) and total > CAP_BYTES
+        self.too_large_unpacked = bool(self.model_bytes) and total > SIZE_LIMIT_BYTES
         # What rules say, the worst first: a level, a sentence, and the logs that it is about.
         self.findings: list[tuple[str, str, list[str]]] = []
 
@@ -256,7 +263,7 @@ def seeds(record: Record) -> Said:
         yield "warned", words
     if 0 < len(runs) < 3 and record.track == RECORD:
         yield "warned", f"runs: {len(runs)}; three seeds are usual"
-    if apart := telling([*runs.values()], allow=OF_SCRIPTS):
+    if apart := relevant_differences([*runs.values()], allow=OF_SCRIPTS):
         yield "warned", f"the runs differ in configuration: {some(apart)}"
 
 
@@ -288,18 +295,22 @@ def meanings(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, float]]:
 
 def sizes(record: Record) -> Said:
     """Code and model are at most 16,000,000 bytes, and are what submission.json says."""
-    model, size, allowed = record.model_bytes, record.code_bytes, f": {CAP_BYTES:,} are allowed"
+    model, size, allowed = (
+        record.model_bytes,
+        record.code_bytes,
+        f": {SIZE_LIMIT_BYTES:,} are allowed",
+    )
     totals = [run.total_bytes for run in record.judged.values() if run.total_bytes]
     counted = max([0, *(run.code_bytes or 0 for run in record.judged.values())]) or size
     stated = record.stated.get("bytes_total")
     stated = stated if is_number(stated) else 0
     if record.judged and not model:
         yield "not checked", "the size of the compressed model"
-    if size > CAP_BYTES:
+    if size > SIZE_LIMIT_BYTES:
         yield "refused", f"{record.script} has {size:,} bytes{allowed}"
-    if stated > CAP_BYTES:
+    if stated > SIZE_LIMIT_BYTES:
         yield "refused", f"bytes_total is {stated:,}{allowed}"
-    if max(totals, default=0) > CAP_BYTES:
+    if max(totals, default=0) > SIZE_LIMIT_BYTES:
         yield "refused", f"a log's total is {max(totals):,} bytes{allowed}"
     elif record.too_large_unpacked and counted < size:
         words = f"model and {record.script} are {model + size:,} bytes{allowed}"
@@ -418,7 +429,7 @@ def lines(record: Record, shown: object) -> list[str]:
     if record.model_bytes and record.source:
         total = record.model_bytes + record.code_bytes
         parts = f"code {record.code_bytes:,} + model {record.model_bytes:,} = {total:,} bytes"
-        result.append(f"  {parts}, {CAP_BYTES - total:,} left")
+        result.append(f"  {parts}, {SIZE_LIMIT_BYTES - total:,} left")
     for level, message, found_in in record.findings:
         logs = found_in if len(found_in) < len(record.judged) else ()
         subject = f"{some(logs)}: " if logs else ""

@@ -1,4 +1,8 @@
-"""Tables and pictures of runs, for compare.py and ablate.py."""
+"""Tables and plots of runs, for compare.py and ablate.py.
+
+This module builds on runs.py (what a log says), samples.py (which runs belong together) and cli.py
+(tables as text). matplotlib and pandas are imported only for a plot.
+"""
 
 import math
 import textwrap
@@ -12,53 +16,72 @@ import numpy as np
 import samples
 from cli import cell, counted, some, table
 from runs import Logs, Run
-from samples import BITS, CAP_BYTES, Places, pairs_by_seed, places, unit_of, value_of
+from samples import (
+    BITS,
+    SIZE_LIMIT_BYTES,
+    IndicesByValue,
+    choose_unit,
+    indices_by_value,
+    pairs_by_seed,
+    result_value,
+)
 
 
 def report(logs: Logs, allow: Collection[str] = ()) -> str:
-    """What differs, times, results, data and notes, in blocks."""
+    """Return what differs, times, results, data and notes, as blocks of text."""
     runs = logs.runs
-    title = "Results (result: the one that counts, bits per byte; bytes; left: of 16,000,000)"
+    title = "Results in bits per byte; sizes in bytes; left = unused bytes of 16,000,000"
     blocks = [
         difference_lines(runs),
-        ["Time (wait: for input, per step)", *table_of(runs, TIME)],
-        [title, *table_of(runs, RESULT)],
-        [*group_lines(runs, allow), data_line(runs)],
+        ["Time (wait = input wait per step)", *format_runs(runs, TIME)],
+        [title, *format_runs(runs, RESULT)],
+        [line for line in (*group_lines(runs, allow), data_line(runs)) if line],
         note_lines(logs),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def difference_lines(runs: Sequence[Run]) -> list[str]:
+    """Return the seeds and the conditions that differ. A single run differs from nothing."""
+    if len(runs) < 2:
+        return []
     known = samples.all_conditions(runs)
     equal = sum(len(values) == 1 for values in known.values())
-    rows = [("seed", value_words(places(run.known_seed for run in runs)))]
-    for name in samples.differences(known):
-        rows.append((name + " (harmless)" * samples.is_harmless(name), value_words(known[name])))
-    lines = [f"What differs (numbers: the runs below; {equal} settings and conditions are equal)"]
+    rows = [("seed", value_words(indices_by_value(run.known_seed for run in runs)))]
+    for name in samples.differing_conditions(known):
+        note = " (harmless)" if samples.is_harmless(name) else ""
+        rows.append((name + note, value_words(known[name])))
+    title = "What differs (with the numbers of the runs below;"
+    lines = [f"{title} {equal} settings and conditions are equal)"]
     width = max(len(name) for name, _ in rows)
     lines += [f"  {name.ljust(width)}  {text}" for name, text in rows]
-    alone: dict[str, list[str]] = {}
+    # Conditions that only some logs have, such as the setting of a recipe.
+    only_in: dict[str, list[str]] = {}
     for name, values in known.items():
         if len(values) == 2 and None in values:
-            value, numbers = next(one for one in values.items() if one[0] is not None)
-            alone.setdefault(counted(numbers), []).append(f"{name} {str(value)[:40]}")
-    lines += [f"  only in {numbers}: {some(texts, 12)}" for numbers, texts in alone.items()]
+            [value] = [value for value in values if value is not None]
+            only_in.setdefault(counted(values[value]), []).append(f"{name} {str(value)[:40]}")
+    lines += [f"  only in {numbers}: {some(texts, 12)}" for numbers, texts in only_in.items()]
     return lines
 
 
-def value_words(values: Places) -> str:
-    named = [("not known" if value is None else value, n) for value, n in values.items()]
-    return some([f"{str(value)[:40]}: {counted(numbers)}" for value, numbers in named], 6, " | ")
+def value_words(values: IndicesByValue) -> str:
+    """Return each value with the numbers of its runs, such as `0.04: 1, 2 | 0.02: 3`."""
+    texts = []
+    for value, indices in values.items():
+        name = "not known" if value is None else str(value)[:40]
+        texts.append(f"{name}: {counted(indices)}")
+    return some(texts, 6, " | ")
 
 
 def seconds(ms: float | None) -> str:
     return cell(ms and ms / 1e3, ",.1f")
 
 
-Columns = dict[str, Callable[[Run], str]]  # what each shows of a run
+Columns = dict[str, Callable[[Run], str]]  # {head of a column: the cell of a run}
 TIME: Columns = {
     "status": lambda run: run.status,
+    # "(name)": the log says no seed, but its name does.
     "seed": lambda run: cell(run.known_seed) + " (name)" * (run.seed != run.known_seed),
     "steps": lambda run: f"{run.last_step:,}",
     "ms/step": lambda run: cell(run.step_ms, ".2f"),
@@ -71,47 +94,56 @@ RESULT: Columns = {
     "train loss": lambda run: f"{run.steps[-1].train_loss:.4f}" if run.steps else "-",
     "val loss": lambda run: f"{run.validations[-1].val_loss:.4f}" if run.validations else "-",
     "result": lambda run: f"{run.result.val_bpb:.5f}" if run.result else "-",
-    "its nats": lambda run: cell(run.result and run.result.val_loss, ".5f"),
+    "nats": lambda run: cell(run.result and run.result.val_loss, ".5f"),
     "kind": lambda run: run.result.kind if run.result else "-",
     "code": lambda run: cell(run.code_bytes, ","),
     "model": lambda run: cell(run.model_bytes, ","),
     "total": lambda run: cell(run.total_bytes, ","),
-    "left": lambda run: cell(run.total_bytes and CAP_BYTES - run.total_bytes, ","),
+    "left": lambda run: cell(run.total_bytes and SIZE_LIMIT_BYTES - run.total_bytes, ","),
 }
 
 
-def table_of(runs: Sequence[Run], columns: Columns) -> list[str]:
-    names = enumerate(zip(samples.labels(runs), runs, strict=True), 1)
-    rows = [[str(n), name, *(show(run) for show in columns.values())] for n, (name, run) in names]
+def format_runs(runs: Sequence[Run], columns: Columns) -> list[str]:
+    """Return a table with a line for each run: its number, its log's name and the columns."""
+    rows = []
+    for number, (name, run) in enumerate(zip(samples.log_labels(runs), runs, strict=True), 1):
+        rows.append([str(number), name, *(show(run) for show in columns.values())])
     return table(["#", "log", *columns], rows)
 
 
 def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
-    lines, unit = [], unit_of(runs)
-    for numbers in samples.seed_groups(runs, allow):
-        values = [value_of(runs[number], unit) for number in numbers]
-        if len(numbers) > 1 and None not in values:
-            mean = f"{unit} {fmean(values):.5f} std {stdev(values):.5f}"
-            lines.append(f"Runs {counted(numbers)}, equal but for the seed: {mean}")
+    """Return mean and standard deviation of each group of runs that differ only in their seed."""
+    unit = choose_unit(runs)
+    lines = []
+    for indices in samples.seed_groups(runs, allow):
+        values = [result_value(runs[index], unit) for index in indices]
+        if len(indices) > 1 and None not in values:
+            mean = f"mean {fmean(values):.5f} {unit}, std {stdev(values):.5f}"
+            lines.append(f"Runs {counted(indices)} differ only in their seed: {mean}")
     return lines
 
 
 def data_line(runs: Sequence[Run]) -> str:
-    """Were the same batches trained on, up to the last step that all logs have?"""
+    """Return whether the runs trained on the same batches, up to the last step that all logs have.
+    For a single run, return an empty line."""
+    if len(runs) < 2:
+        return ""
     known = [run.crc_at() for run in runs]
     steps = [set(crcs) for crcs in known if crcs]
-    common = set.intersection(*steps) if steps[1:] else None
+    common = set.intersection(*steps) if len(steps) > 1 else None
     if not common:
-        return "Same data: not known (no common step with a data_crc)"
-    crcs = places(own.get(max(common)) for own in known)
+        return "Same data: not known (the logs have no common step with a data_crc)"
+    step = max(common)
+    crcs = indices_by_value(crcs_of_run.get(step) for crcs_of_run in known)
     answer = "yes" if len(crcs.keys() - {None}) == 1 else "NO"
-    at = f"data_crc at step {max(common)} (the last common one)"
-    return f"Same data: {answer}, {at}: {value_words(crcs)}"
+    return (
+        f"Same data: {answer}, data_crc at step {step} (the last common one): {value_words(crcs)}"
+    )
 
 
 def note_lines(logs: Logs) -> list[str]:
-    """What a reader must know of the files and their runs."""
-    notes = [*logs.problems, *samples.faults_of_split(logs.runs)]
+    """Return what a reader must know about the files and their runs."""
+    notes = [*logs.problems, *samples.find_split_faults(logs.runs)]
     for run in logs.runs:
         if run.error:
             notes.append(f"{run.name}: {run.status} at step {run.last_step}: {run.error}")
@@ -120,21 +152,23 @@ def note_lines(logs: Logs) -> list[str]:
     return ["Notes", *(f"  {note}" for note in notes)] if notes else []
 
 
-# Okabe and Ito's colours, told apart with any colour vision, without the yellow.
+# The palette of Okabe and Ito without its yellow: people with any colour vision can read it.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555")
-DASHES = ("-", "--", ":", "-.", "-", "--", ":")  # as many
+DASHES = ("-", "--", ":", "-.", "-", "--", ":")  # one for each colour
 MARKERS = ("D", "o", "s", "^", "v", "X")
 WIDTH = 12  # inches
-FEW = 3  # points that each run needs for a curve
-NO_CURVES = f"no curves: not all runs have {FEW} validations, or training losses of one tokenizer"
-QUANTITIES = {  # of a curve: its lines and the axis
-    "val_bpb": ("validations", "validation, bits per byte"),
-    "mean_loss": ("steps", "training loss, mean since the line before, nats per token"),
-    "train_loss": ("steps", "training loss of single batches, nats per token"),
+MIN_POINTS = 3  # that each run needs for a curve
+NO_CURVES = (
+    f"no curves: not all runs have {MIN_POINTS} validations, or training losses of one tokenizer"
+)
+QUANTITIES = {  # what a curve can show: {name: (lines of the log, label of the axis)}
+    "val_bpb": ("validations", "validation score (bits per byte)"),
+    "mean_loss": ("steps", "training loss (nats per token), mean since the previous line"),
+    "train_loss": ("steps", "training loss of single batches (nats per token)"),
 }
 
 
-class Arm(NamedTuple):
+class Variant(NamedTuple):
     """Runs that differ only in their seed, and how they are drawn."""
 
     name: str
@@ -143,39 +177,46 @@ class Arm(NamedTuple):
 
 
 def plot(
-    arms: Sequence[Sequence[Run]], names: Sequence[str], path: Path, verdicts: Sequence[str] = ()
+    groups: Sequence[Sequence[Run]],
+    names: Sequence[str],
+    path: Path,
+    verdicts: Sequence[str] = (),
 ) -> None:
-    """Writes the picture of compare.py and ablate.py: each arm's mean over its seeds against steps,
-    with a band, and the results, or, with `verdicts`, the differences from the first arm by seed.
-    A run without a result is not a seed of an arm that has results. A note below says what a reader
-    must know."""
+    """Write the plot of compare.py and ablate.py. On the left is each variant's mean over its seeds
+    against the step, with a band of one standard deviation. On the right are the results or, with
+    `verdicts`, the differences from the first variant with the same seed. If a variant has runs
+    with a result, its other runs are left out. A note below says what a reader must know."""
     from matplotlib import cycler  # slow to import
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    kept = [[run for run in arm if run.result] or list(arm) for arm in arms]
+    kept = [[run for run in group if run.result] or list(group) for group in groups]
     styles = cycle(cycler(marker=MARKERS) * cycler(color=COLOURS, linestyle=DASHES))
-    arms_and_styles = zip(names, kept, styles, strict=False)
-    drawn = [Arm(name[:72], runs, style) for name, runs, style in arms_and_styles]
-    quantity = quantity_of([run for runs in kept for run in runs])
-    values, words = dots_of(drawn, by_seed=bool(verdicts))
-    notes = notes_on(arms, kept) + [NO_CURVES] * (not quantity)
-    title = verdicts or [f"arms: {len(drawn)}, runs: {sum(map(len, kept))}"]
+    drawn = [
+        Variant(name[:72], runs, style)
+        for name, runs, style in zip(names, kept, styles, strict=False)
+    ]
+    quantity = choose_quantity([run for runs in kept for run in runs])
+    values, axis_label = values_to_draw(drawn, by_seed=bool(verdicts))
+    notes = plot_notes(groups, kept)
+    if not quantity:
+        notes.append(NO_CURVES)
+    title = verdicts or [f"variants: {len(drawn)}, runs: {sum(map(len, kept))}"]
     note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * WIDTH) if notes else ""
     lines = [part for line in title for part in textwrap.wrap(line, 11 * WIDTH)]
-    rows = len(arms) + note.count("\n") + len(lines)
+    rows = len(groups) + note.count("\n") + len(lines)
     figure = Figure(figsize=(WIDTH, 4.4 + 0.2 * rows), layout="constrained")
     if quantity:
         curves, dots = figure.subplots(1, 2, width_ratios=[3, 2])
         draw_curves(curves, drawn, quantity)
     else:
         dots = figure.subplots()
-    draw_dots(dots, drawn, values, words)
+    draw_dots(dots, drawn, values, axis_label)
     for axis in figure.axes:
         axis.grid(color="#dddddd", linewidth=0.6, axis="y")
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    handles = [Line2D([], [], **arm.style, label=arm.name) for arm in drawn]
+    handles = [Line2D([], [], **variant.style, label=variant.name) for variant in drawn]
     place = {"loc": "outside lower center", "frameon": False}
     legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
     legend.get_title().set_color("#a00000")
@@ -183,82 +224,98 @@ def plot(
     figure.savefig(path, dpi=150)
 
 
-def notes_on(arms: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
-    left_out = sum(map(len, arms)) - sum(map(len, kept))
+def plot_notes(groups: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
+    """Return what the plot cannot show: runs that are left out, scores that are not comparable,
+    variants whose results are equal."""
+    left_out = sum(map(len, groups)) - sum(map(len, kept))
     notes = [f"{left_out} unfinished run{'s' * (left_out != 1)} left out"] if left_out else []
-    notes += samples.faults_of_split([run for arm in kept for run in arm])
-    scored = [[run for run in arm if run.result] for arm in kept]
-    scores = [{(run.known_seed, run.result.val_bpb) for run in arm} for arm in scored if arm]
-    if (most := max(map(scores.count, scores), default=0)) > 1:
-        notes.append(f"{most} arms have equal results, seed by seed, to the digit")
+    notes += samples.find_split_faults([run for runs in kept for run in runs])
+    scored = [[run for run in runs if run.result] for runs in kept]
+    scores = [{(run.known_seed, run.result.val_bpb) for run in runs} for runs in scored if runs]
+    most_equal = max(map(scores.count, scores), default=0)
+    if most_equal > 1:
+        notes.append(
+            f"the results of {most_equal} variants are equal to the last digit for each seed"
+        )
     return notes
 
 
-def quantity_of(runs: Sequence[Run]) -> str:
-    """The first quantity of which all runs have enough points; none: empty."""
-    for name in QUANTITIES if unit_of(runs) != BITS else ["val_bpb"]:
-        if all(len(points_of(run, name)) >= FEW for run in runs):
+def choose_quantity(runs: Sequence[Run]) -> str:
+    """Return the first of QUANTITIES of which all runs have enough points; empty if there is none.
+    Training losses of different tokenizers are not comparable."""
+    for name in QUANTITIES if choose_unit(runs) != BITS else ["val_bpb"]:
+        if all(len(curve_points(run, name)) >= MIN_POINTS for run in runs):
             return name
     return ""
 
 
-def points_of(run: Run, quantity: str) -> dict[int, float]:
-    """Without the validation before the first step: the line from it shows nothing."""
+def curve_points(run: Run, quantity: str) -> dict[int, float]:
+    """Return {step: value}, without the validation before the first step, which is far above."""
     lines = [line for line in getattr(run, QUANTITIES[quantity][0]) if line.step > 0]
     values = {line.step: getattr(line, quantity) for line in lines}
     return {step: v for step, v in values.items() if v is not None and math.isfinite(v)}
 
 
-def draw_curves(axis: Any, arms: Sequence[Arm], quantity: str) -> None:
+def draw_curves(axis: Any, variants: Sequence[Variant], quantity: str) -> None:
     import pandas  # slow to import
 
-    for arm in arms:
-        columns = [pandas.Series(points_of(run, quantity), dtype=float) for run in arm.runs]
+    for variant in variants:
+        columns = [pandas.Series(curve_points(run, quantity), dtype=float) for run in variant.runs]
         points = pandas.concat(columns, axis=1).sort_index()
-        # All runs at all steps, between their own points and never beyond them.
+        # Seeds may have logged other steps: each run is interpolated between its own points.
         curve = points.interpolate("index", limit_area="inside").dropna()
-        curve = curve[curve.index >= 0.2 * curve.index.max()]  # after the fall of the first steps
+        curve = curve[curve.index >= 0.2 * curve.index.max()]  # without the steep first fifth
         mean = curve.mean(axis=1)
-        style = arm.style | {"marker": "o" if len(curve) < 25 else None}
+        style = variant.style | {"marker": "o" if len(curve) < 25 else None}
         axis.plot(curve.index, mean, linewidth=1.6, markersize=3, **style)
-        if len(arm.runs) > 1:
+        if len(variant.runs) > 1:
             low, high = mean - curve.std(axis=1), mean + curve.std(axis=1)
-            style = {"color": arm.style["color"], "alpha": 0.2, "linewidth": 0}
+            style = {"color": variant.style["color"], "alpha": 0.2, "linewidth": 0}
             axis.fill_between(curve.index, low, high, **style)
-    axis.set_title("mean over seeds, band: one standard deviation", fontsize=9)
+    axis.set_title("mean over the seeds; the band is one standard deviation", fontsize=9)
     axis.set(xlabel="training step", ylabel=QUANTITIES[quantity][1])
 
 
-def dots_of(arms: Sequence[Arm], by_seed: bool) -> tuple[list[list[float]], str]:
-    """The results of each arm, or how much higher that of each seed is than the first arm's."""
+def values_to_draw(variants: Sequence[Variant], by_seed: bool) -> tuple[list[list[float]], str]:
+    """Return (the values of each variant, the label of their axis): the results, or, with by_seed,
+    how much higher the result of each seed is than that of the first variant."""
     if not by_seed:
-        known = [[value_of(run, BITS) for run in arm.runs] for arm in arms]
-        return [[v for v in arm if v is not None] for arm in known], "result, bits per byte"
-    unit = unit_of([run for arm in arms for run in arm.runs])
-    first, *others = (arm.runs for arm in arms)
-    pairs = [pairs_by_seed(first, runs, lambda run: value_of(run, unit)) for runs in others]
-    values = [[theirs - ours for ours, theirs in arm] for arm in pairs]
-    return [[], *values], f"{unit} above {arms[0].name}, same seed; lower is better"
+        results = [[result_value(run, BITS) for run in variant.runs] for variant in variants]
+        known = [[value for value in values if value is not None] for values in results]
+        return known, "result (bits per byte)"
+    unit = choose_unit([run for variant in variants for run in variant.runs])
+    first, *others = (variant.runs for variant in variants)
+    differences = [[]]  # the first variant does not differ from itself
+    for runs in others:
+        pairs = pairs_by_seed(first, runs, lambda run: result_value(run, unit))
+        differences.append([value - base for base, value in pairs])
+    return differences, f"{unit} above {variants[0].name} with the same seed; lower is better"
 
 
-def draw_dots(axis: Any, arms: Sequence[Arm], values: list[list[float]], words: str) -> None:
-    for place, (arm, given) in enumerate(zip(arms, values, strict=True)):
-        if not given:
+def draw_dots(
+    axis: Any, variants: Sequence[Variant], values: list[list[float]], axis_label: str
+) -> None:
+    """Draw for each variant the mean of its values, its 95 % interval, and a dot for each seed."""
+    for x, (variant, seed_values) in enumerate(zip(variants, values, strict=True)):
+        if not seed_values:
             continue
-        mean, reach = fmean(given), 0.0
-        style = {"color": arm.style["color"]}
-        if len(given) > 1:
-            reach = samples.t_test([0.0] * len(given), given, by_seed=True).high - mean
-            places = place + 0.28 + np.linspace(-0.1, 0.1, len(given))
-            axis.scatter(places, given, s=16, alpha=0.55, **style)
-        axis.errorbar(place, mean, reach or None, capsize=6, fmt=arm.style["marker"], **style)
-        top = (place, max(mean + reach, *given))
+        mean, half_width = fmean(seed_values), 0.0
+        style = {"color": variant.style["color"]}
+        if len(seed_values) > 1:
+            zeros = [0.0] * len(seed_values)
+            half_width = samples.t_test(zeros, seed_values, by_seed=True).high - mean
+            dots_x = x + 0.28 + np.linspace(-0.1, 0.1, len(seed_values))
+            axis.scatter(dots_x, seed_values, s=16, alpha=0.55, **style)
+        marker = variant.style["marker"]
+        axis.errorbar(x, mean, half_width or None, capsize=6, fmt=marker, **style)
+        top = (x, max(mean + half_width, *seed_values))
         style |= {"textcoords": "offset points", "ha": "center", "fontsize": 8}
         axis.annotate(f"{mean:#.5g}", top, (0, 5), **style)
-    if not values[0] and values[1:]:  # differences: the first arm is the line at 0
-        axis.axhline(0, color=arms[0].style["color"], linewidth=1.2)
+    if not values[0] and values[1:]:  # the values are differences: the first variant is at 0
+        axis.axhline(0, color=variants[0].style["color"], linewidth=1.2)
     axis.margins(y=0.15)
-    axis.set_xlim(-0.6, len(arms) - 0.2)
+    axis.set_xlim(-0.6, len(variants) - 0.2)
     axis.set_xticks([])
-    axis.set_ylabel(words)
-    axis.set_title("mean, 95 % interval, one dot per seed", fontsize=9)
+    axis.set_xlabel("variants, in the order of the legend")
+    axis.set_ylabel(axis_label)
+    axis.set_title("mean with its 95 % interval; one dot for each seed", fontsize=9)

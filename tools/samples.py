@@ -1,4 +1,9 @@
-"""Which runs are seeds of one configuration, in what runs differ, and whether one is better."""
+"""Find the runs that are seeds of one configuration, what runs differ in, and whether a group of
+runs is better than another one.
+
+compare.py, ablate.py, report.py and check.py use this module. It builds on runs.py, which reads
+the logs, and on scipy for the tests.
+"""
 
 import math
 import re
@@ -12,33 +17,37 @@ from typing import Any
 import numpy as np
 from runs import Run
 
-# Shown where they differ, but no reason why results would: periods of lines, surroundings.
+# Conditions that are shown where they differ, but cannot change a result: how often a run logs or
+# saves, and the machine's surroundings.
 HARMLESS = re.compile(
     r"(train|val|checkpoint|trace|training)_(.*_)?(every|keep)|trace_steps|checkpoint_.*_steps|"
     r"python|cpus|platform|data_dir|val_progress_log_every"
 )
-SAME_TEXT = 1.05  # times the bytes scored: a row's end that is left out is less, another text more
-SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # of a log's name
+# Two runs scored the same text if their scored bytes differ by a smaller factor: sequences of other
+# lengths leave out a little less or more at the end; another text differs by more.
+SAME_TEXT = 1.05
+SEED_OR_SUFFIX = r"[._-]*seed[._-]?\d+|\.(txt|log|jsonl)\b"  # in the name of a log
 
-Places = dict[Any, list[int]]  # values with the numbers (from 0) of those that have them
+IndicesByValue = dict[Any, list[int]]
 
 
-def places(values: Iterable[Any]) -> Places:
-    found: Places = {}
-    for number, value in enumerate(values):
-        found.setdefault(value, []).append(number)
+def indices_by_value(values: Iterable[Any]) -> IndicesByValue:
+    """Return {value: the indices (from 0) at which it occurs}, in the order of the values."""
+    found: IndicesByValue = {}
+    for index, value in enumerate(values):
+        found.setdefault(value, []).append(index)
     return found
 
 
-def all_conditions(runs: Sequence[Run]) -> dict[str, Places]:
-    """The values of each condition. None: the log does not tell it."""
+def all_conditions(runs: Sequence[Run]) -> dict[str, IndicesByValue]:
+    """Return {condition: {value: indices of the runs}}. The value is None if a log does not say."""
     names = dict.fromkeys(name for run in runs for name in run.conditions)
-    return {name: places(run.conditions.get(name) for run in runs) for name in names}
+    return {name: indices_by_value(run.conditions.get(name) for run in runs) for name in names}
 
 
-def differences(table: dict[str, Places]) -> list[str]:
-    """The conditions that differ, harmless ones last."""
-    names = [name for name, values in table.items() if len(values.keys() - {None}) > 1]
+def differing_conditions(conditions: dict[str, IndicesByValue]) -> list[str]:
+    """Return the names of the conditions that differ, those that cannot change a result last."""
+    names = [name for name, values in conditions.items() if len(values.keys() - {None}) > 1]
     return sorted(names, key=is_harmless)
 
 
@@ -46,26 +55,34 @@ def is_harmless(name: str) -> bool:
     return HARMLESS.fullmatch(name) is not None
 
 
-def telling(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
-    """Names of the conditions that differ and may change a result; not those that are allowed."""
-    names = differences(all_conditions(runs))
+def relevant_differences(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
+    """Return the conditions that differ and may change a result, without those in `allow`."""
+    names = differing_conditions(all_conditions(runs))
     return [name for name in names if not is_harmless(name) and name not in allow]
 
 
 def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
-    """Numbers of the runs that differ in nothing but seed, harmless settings and surroundings."""
-    names, result = telling(runs, allow), []
-    for group in places(tuple(run.conditions.get(n) for n in names) for run in runs).values():
-        # With a seed twice it is several: logs do not tell all, such as how slow a disk was.
-        twice = len({runs[number].known_seed for number in group}) < len(group)
-        paths = [re.sub(SEED_OR_SUFFIX, "", runs[number].path) * twice for number in group]
-        result += [[group[place] for place in part] for part in places(paths).values()]
-    return sorted(result)
+    """Return groups of indices. The runs of a group differ in nothing that may change a result,
+    except for their seeds."""
+    names = relevant_differences(runs, allow)
+    configurations = [tuple(run.conditions.get(name) for name in names) for run in runs]
+    groups = []
+    for indices in indices_by_value(configurations).values():
+        seeds = {runs[index].known_seed for index in indices}
+        if len(seeds) == len(indices):
+            groups.append(indices)
+            continue
+        # A seed occurs twice, so there is more than one configuration. Logs do not tell everything,
+        # for example how slow a disk was: the names of the logs separate the configurations.
+        paths = [re.sub(SEED_OR_SUFFIX, "", runs[index].path) for index in indices]
+        for positions in indices_by_value(paths).values():
+            groups.append([indices[position] for position in positions])
+    return sorted(groups)
 
 
-def trace(run: Run) -> tuple[Any, ...] | None:
-    """What two logs of one run have in common to the digit, and two runs do not; None: too little
-    is known."""
+def run_identity(run: Run) -> tuple[Any, ...] | None:
+    """Return values that are equal in two logs of one run and differ between two runs; None if
+    the log says too little."""
     if run.train_time_ms is None or not run.last_step:
         return None
     times = tuple(step.train_time_ms and round(step.train_time_ms) for step in run.steps)
@@ -75,32 +92,34 @@ def trace(run: Run) -> tuple[Any, ...] | None:
 
 
 def bytes_scored(run: Run) -> float | None:
-    """The bytes of text of which the score is the mean; None: the log does not say it."""
+    """Return how many bytes of text the score covers; None if the log does not say."""
     rate = run.result and run.result.bytes_per_token
     return rate * run.val_tokens if rate and run.val_tokens else None
 
 
-def faults_of_split(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
-    """Reasons not to compare the scores of runs: not all of them are of one whole split."""
+def find_split_faults(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the reasons why the scores of runs cannot be compared: the runs did not all score the
+    same, whole validation split."""
     parts = {bool(run.partial_val) for run in runs}
     if True in parts and (False in parts or "partial_val" not in allow):
         which = "some runs" if False in parts else "all runs"
-        yield f"{which} scored a part of the validation split: run again without VAL_TOKENS"
+        yield f"{which} scored only a part of the validation split; run them without VAL_TOKENS"
     tokenizers = {run.conditions.get("tokenizer") for run in runs} - {None}
     splits = {run.conditions.get("validation_shards") for run in runs} - {None}
-    same_text = len(tokenizers) > 1 and True not in parts  # perhaps, by another tokenizer
+    # Shards of another tokenizer differ although their text may be the same: sizes decide below.
+    same_text = len(tokenizers) > 1 and True not in parts
     if len(splits) > 1 and not same_text and "validation_shards" not in allow:
-        yield "the validation shards differ (checksums in made_of): validate all runs on one split"
+        yield "the validation shards differ (checksums in made_of); validate all runs on one set"
     sizes = {run.name: size for run in runs if (size := bytes_scored(run))}
     if sizes and max(sizes.values()) > SAME_TEXT * min(sizes.values()):
         ends = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
         scored = " and ".join(f"{name} {sizes[name]:,.0f} bytes" for name in ends)
-        yield f"other validation texts: {scored} scored: validate all runs on one text"
+        yield f"the validation texts differ: {scored} were scored; validate all runs on one text"
 
 
-def labels(runs: Sequence[Run], with_seed: bool = True) -> list[str]:
-    """Names of the logs, with their folders where some are alike; without the seed where the rest
-    tells them apart."""
+def log_labels(runs: Sequence[Run], with_seed: bool = True) -> list[str]:
+    """Return the names of the logs, with their folders if two names are equal. With
+    with_seed=False the seed is left out if the names differ without it."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         names = [f"{Path(run.path).resolve().parent.name[:24]}/{run.name}" for run in runs]
@@ -108,33 +127,58 @@ def labels(runs: Sequence[Run], with_seed: bool = True) -> list[str]:
     return names if with_seed or len(set(short)) < len(short) else short
 
 
-CAP_BYTES = 16_000_000  # script and model, decimal
-SAME_RATE = 0.002  # of bytes per token: runs that differ by more have other tokenizers
+def variant_labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a label for each group of runs: the settings in which the groups differ, such as
+    TRAIN_PREFETCH=0. If the settings alone do not tell the groups apart, the label begins with the
+    name of a log."""
+    runs = [group[0] for group in groups]
+    logs = log_labels(runs, with_seed=False)
+    # val_overlap follows from VAL_PREFETCH and VAL_COPY_STREAM.
+    names = [name for name in relevant_differences(runs) if name != "val_overlap"]
+    texts = []
+    for run in runs:
+        words = [format_condition(run, name) for name in names if name in run.conditions]
+        more = [f"and {len(words) - 3} more"] if len(words) > 3 else []
+        texts.append(" ".join([*words[:3], *more]))
+    only_settings = all(name in run.config for run in runs for name in names)
+    if only_settings and len(set(texts)) == len(texts) and 0 < len(names) <= 3:
+        return texts
+    return [f"{log}: {text}" if text else log for log, text in zip(logs, texts, strict=True)]
+
+
+def format_condition(run: Run, name: str) -> str:
+    """Return a setting as NAME=value, and another condition as `name value`."""
+    value = run.conditions[name]
+    if name not in run.config:
+        return f"{name} {value}"
+    return f"{name.upper()}={int(value) if isinstance(value, bool) else value}"
+
+
+SIZE_LIMIT_BYTES = 16_000_000  # of script and model together
+SAME_RATE = 0.002  # runs whose bytes per token differ by a larger share have other tokenizers
 NATS, BITS = "nats", "bits per byte"
-warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")  # values without spread
+warnings.filterwarnings("ignore", category=RuntimeWarning, module="scipy")  # all values are equal
 
 
 @dataclass(frozen=True)
 class Test:
-    """Is the mean of the second sample above that of the first by more than a margin?
+    """The result of a test whether the mean of the second sample is above the mean of the first one
+    by more than a margin. `low` and `high` are the 95 % interval of the difference."""
 
-    One-sided p; 95 % interval of the difference (two-sided).
-    """
-
-    difference: float  # mean of the second minus mean of the first
+    difference: float  # the mean of the second sample minus the mean of the first one
     t: float
     df: float
-    p: float
+    p: float  # one-sided
     low: float
     high: float
-    p_of_none: float  # two-sided: of a difference as large as this where there is none
+    p_two_sided: float  # the probability of such a difference if the means are equal
 
 
 def t_test(
     first: Sequence[float], second: Sequence[float], margin: float = 0.0, by_seed: bool = False
 ) -> Test:
-    """Welch's test of mean(second) - mean(first) > margin, or the paired one. Where no value varies
-    and the margin is met exactly, t and p are nan."""
+    """Return Welch's test of mean(second) - mean(first) > margin, or, with by_seed, the paired
+    test. t and p are nan if no value varies and the difference equals the margin."""
     from scipy import stats  # slow to import, and optional
 
     function = stats.ttest_rel if by_seed else partial(stats.ttest_ind, equal_var=False)
@@ -148,9 +192,10 @@ def t_test(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values that hold for all of them together. One that is nan belongs to no test."""
+    """Return the p-values corrected by Holm's method for several tests. A nan stays nan, and its
+    test is not counted."""
     result = np.array(p_values)
-    order = result.argsort()  # nan last
+    order = result.argsort()  # nan comes last
     factors = np.count_nonzero(~np.isnan(result)) - np.arange(len(result))
     result[order] = np.maximum.accumulate(result[order] * factors).clip(max=1)
     return result.tolist()
@@ -159,24 +204,27 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def pairs_by_seed(
     first: Sequence[Run], second: Sequence[Run], value: Callable[[Run], float | None]
 ) -> list[tuple[float, float]]:
-    """A value of the runs of each seed that both have."""
-    known = [{run.known_seed: value(run) for run in group} for group in (first, second)]
-    pairs = [(ours, known[1][seed]) for seed, ours in known[0].items() if seed in known[1]]
-    return [p for p in pairs if all(one is not None and math.isfinite(one) for one in p)]
+    """Return a pair of values for each seed that both groups have, if both values are finite."""
+    first_values = {run.known_seed: value(run) for run in first}
+    second_values = {run.known_seed: value(run) for run in second}
+    seeds = [seed for seed in first_values if seed in second_values]
+    pairs = [(first_values[seed], second_values[seed]) for seed in seeds]
+    return [pair for pair in pairs if all(v is not None and math.isfinite(v) for v in pair)]
 
 
-def value_of(run: Run, unit: str) -> float | None:
-    """The run's result in nats or in bits per byte."""
+def result_value(run: Run, unit: str) -> float | None:
+    """Return the run's result in the unit NATS or BITS; None if it has none or is not finite."""
     value = run.result and (run.result.val_loss if unit == NATS else run.result.val_bpb)
     return value if value is not None and math.isfinite(value) else None
 
 
-def rates(runs: Sequence[Run]) -> list[float]:
-    """Bytes per token of the results that tell them."""
+def list_bytes_per_token(runs: Sequence[Run]) -> list[float]:
+    """Return the bytes per token of each result that tells them."""
     return [run.result.bytes_per_token for run in runs if run.result and run.result.bytes_per_token]
 
 
-def unit_of(runs: Sequence[Run]) -> str:
-    """In which results are compared: in nats only of one tokenizer, by their bytes per token."""
-    known = rates(runs)
-    return BITS if known and max(known) / min(known) > 1 + SAME_RATE else NATS
+def choose_unit(runs: Sequence[Run]) -> str:
+    """Return the unit in which results are compared: NATS if all runs have one tokenizer, which is
+    seen by their bytes per token, else BITS."""
+    rates = list_bytes_per_token(runs)
+    return BITS if rates and max(rates) / min(rates) > 1 + SAME_RATE else NATS

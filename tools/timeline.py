@@ -1,12 +1,15 @@
-"""Show what ran when in a trace of train_gpt.py (TRACE_STEPS=N): the share of time in which each
-lane was busy, and a picture.
+"""Show what ran when in a trace of train_gpt.py (TRACE_STEPS=N): print in which share of the time
+each lane (reader, compute, input wait, ...) was busy, and draw a timeline.
 
     python3 tools/timeline.py logs/<RUN_ID>.trace.json.gz [--picture FILE.svg]
-    python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture pair.svg  # one time axis
+    python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture pair.svg \\
+        --title "without overlap" --title "with overlap"      # both on one time axis
 
-tools/README.md says what each lane shows; one in which nothing ran is not drawn. The picture shows
-the three steps after the first one. ui.perfetto.dev shows the same file in a browser.
+tools/README.md explains the lanes. A lane in which nothing ran is left out. The timeline shows
+three steps, without the first one. You can also open the trace in a browser, at ui.perfetto.dev.
 """
+
+# This module builds on cli.py (options and errors) and runs.py (the settings of the traced run).
 
 import gzip
 import json
@@ -19,102 +22,160 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
 from cli import ToolError
+from runs import Run, read_log
 
-MAX_BYTES = 1_000_000_000  # of an unpacked trace
+MAX_BYTES = 1_000_000_000  # size limit of an unpacked trace
 MIN_COPY_BYTES = 1024  # smaller uploads are scalars, not batches
-PARTS = ("forward", "backward", "optimizer")  # of compute
-LANES = {"disk_read": "reader", "input_wait": "asked", "reduce": "all-reduce"}
-LANES |= {name: name for name in PARTS} | {"grad_clip": "optimizer"}
-COLOURS = {"reader": "#e69f00", "copy": "#7a5195", "compute": "#0072b2", "input wait": "#d00000"}
-COLOURS |= dict.fromkeys(PARTS, "#56b4e9") | {"all-reduce": "#009e73"}
-Span = tuple[float, float]
+SUFFIX = ".trace.json.gz"
+PARTS = ("forward", "backward", "optimizer")  # the parts of compute
+# The name that train_gpt.py gives to a phase, and the lane in which the phase is counted.
+PHASE_LANES = {
+    "disk_read": "reader",
+    "input_wait": "host waits",
+    "forward": "forward",
+    "backward": "backward",
+    "grad_clip": "optimizer",
+    "optimizer": "optimizer",
+    "reduce": "all-reduce",
+}
+COLOURS = {
+    "reader": "#e69f00",
+    "copy": "#7a5195",
+    "compute": "#0072b2",
+    "forward": "#56b4e9",
+    "backward": "#56b4e9",
+    "optimizer": "#56b4e9",
+    "all-reduce": "#009e73",
+    "input wait": "#d00000",
+}
+Span = tuple[float, float]  # begin and end in milliseconds
 
 
 @dataclass
 class Trace:
-    """Milliseconds from the first step's begin; a row's spans are in order, without overlap."""
+    """Some consecutive steps of a trace. Times are in milliseconds from the first step's begin."""
 
-    name: str
-    steps: list[tuple[float, int]]  # where each begins, and its number
+    title: str  # the file's name and what is known of the run's overlap, or a given title
+    device: str  # GPU or CPU
+    ranks: int | None  # of the traced run; None: not known
+    steps: list[tuple[float, int]]  # when each step begins, and the step's number
     end: float
-    rows: dict[str, list[Span]]
+    lanes: dict[str, list[Span]]  # the spans of a lane are sorted and do not overlap
 
-    def said(self) -> dict[str, str]:
-        """What is to be said of each row."""
-        ms = {name: length(spans) for name, spans in self.rows.items()}
-        text = {name: f"busy {100 * time / self.end:.2f} %" for name, time in ms.items()}
-        share = f"{100 * ms['input wait'] / self.end:.2f} %"
-        text["input wait"] = f"{share}, {ms['input wait']:.2f} ms"
-        if ms.get("reader"):
-            hidden = length(common(self.rows["reader"], self.rows["compute"]))
-            text["reader"] += f", {100 * hidden / ms['reader']:.0f} % of it under compute"
-        return text
+    def describe_lanes(self) -> dict[str, str]:
+        """Return {lane: how long it was busy, in words}."""
+        texts = {}
+        for name, spans in self.lanes.items():
+            texts[name] = f"busy {format_percent(total_ms(spans) / self.end)}"
+        waited = total_ms(self.lanes["input wait"])
+        share = format_percent(waited / self.end)
+        texts["input wait"] = f"{share} of the time, {format_ms(waited)}"
+        if read := total_ms(self.lanes.get("reader", [])):
+            hidden = total_ms(intersect_spans(self.lanes["reader"], self.lanes["compute"]))
+            texts["reader"] += f", {format_percent(hidden / read)} of it during compute"
+        return texts
+
+    def describe_steps(self) -> str:
+        """Return the numbers of the steps, the device and the time that the steps take."""
+        first, last = self.steps[0][1], self.steps[-1][1]
+        if first == last:
+            return f"step {first} on the {self.device} takes {self.end:.0f} ms"
+        return f"steps {first} to {last} on the {self.device} take {self.end:.0f} ms"
+
+    def lanes_to_draw(self, with_parts: bool) -> dict[str, list[Span]]:
+        """Return the lanes of the timeline: the all-reduce of a single rank sends nothing."""
+        hidden = set() if with_parts else set(PARTS)
+        if self.ranks == 1:
+            hidden.add("all-reduce")
+        return {name: spans for name, spans in self.lanes.items() if name not in hidden}
 
 
-def length(spans: Iterable[Span]) -> float:
+def format_percent(share: float) -> str:
+    """Return a share as percent without decimals, or with one digit if it is below 1 %."""
+    percent = 100 * share
+    if 0 < percent < 0.01:
+        return "less than 0.01 %"
+    return f"{percent:.0f} %" if percent >= 1 else f"{percent:.1g} %"
+
+
+def format_ms(ms: float) -> str:
+    if 0 < ms < 0.01:
+        return "less than 0.01 ms"
+    return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1g} ms"
+
+
+def total_ms(spans: Iterable[Span]) -> float:
     return sum(end - begin for begin, end in spans)
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same time in order and without overlap."""
-    out: list[Span] = []
+def merge_spans(spans: Iterable[Span], gap: float = 0.0) -> list[Span]:
+    """Return the same time as sorted spans that do not overlap. Spans that are at most `gap`
+    milliseconds apart become one span."""
+    merged: list[Span] = []
     for begin, end in sorted(spans):
-        if out and begin <= out[-1][1]:
-            out[-1] = out[-1][0], max(out[-1][1], end)
+        if merged and begin <= merged[-1][1] + gap:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            out.append((begin, end))
-    return out
+            merged.append((begin, end))
+    return merged
 
 
-def common(left: list[Span], right: list[Span]) -> list[Span]:
-    """The time that lies in both, each of them in order and without overlap."""
-    out, i, j = [], 0, 0
+def intersect_spans(left: list[Span], right: list[Span]) -> list[Span]:
+    """Return the time that is in both lists. Each list is sorted and has no overlapping spans."""
+    common = []
+    i = j = 0
     while i < len(left) and j < len(right):
-        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        begin = max(left[i][0], right[j][0])
+        end = min(left[i][1], right[j][1])
         if begin < end:
-            out.append((begin, end))
-        i, j = (i + 1, j) if left[i][1] < right[j][1] else (i, j + 1)
-    return out
+            common.append((begin, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
 
 
-def lane_of(event: dict) -> str:
-    """The lane in which an event is drawn; none: empty."""
+def find_lane(event: dict) -> str:
+    """Return the lane in which an event of the trace is counted; empty if in none."""
     name, category = str(event.get("name")), event.get("cat")
     if category == "kernel":
         return "NCCL" if name.startswith("nccl") else "kernels"
-    if category == "gpu_user_annotation" and LANES.get(name) in PARTS:
-        return f"{LANES[name]} of the GPU"
+    if category == "gpu_user_annotation" and PHASE_LANES.get(name) in PARTS:
+        return f"{PHASE_LANES[name]} of the GPU"
     if category == "gpu_memcpy" and "HtoD" in name and event["args"]["bytes"] >= MIN_COPY_BYTES:
         return "copy"
     if category == "user_annotation":
-        return name if re.fullmatch(r"ProfilerStep#\d{1,9}", name) else LANES.get(name, "")
+        is_step = re.fullmatch(r"ProfilerStep#\d{1,9}", name)
+        return name if is_step else PHASE_LANES.get(name, "")
     return ""
 
 
-def spans_in(path: Path) -> dict[str, list[Span]]:
-    """The spans of each lane, in ms, from a file of torch.profiler's. Nothing in it is executed."""
+def read_spans(path: Path) -> dict[str, list[Span]]:
+    """Return the spans of each lane, in ms, from a file of torch.profiler. Nothing in the file is
+    executed. Raises ToolError if the file is damaged or no trace."""
     found: dict[str, list[Span]] = defaultdict(list)
     try:
         with gzip.open(path, "rb") as file:
             records = json.loads(file.read(MAX_BYTES))["traceEvents"]
         for event in records:
-            if isinstance(event, dict) and (lane := lane_of(event)):
+            if isinstance(event, dict) and (lane := find_lane(event)):
                 begin = event["ts"] / 1e3
                 found[lane].append((begin, begin + event["dur"] / 1e3))
-    except Exception as error:  # whatever a damaged or hostile file comes up with
+    except Exception as error:  # a damaged or hostile file can raise anything
         why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
-        raise ToolError(f"{path}: {why}: name a file that TRACE_STEPS wrote") from error
+        raise ToolError(f"{path}: {why}; give a file that a run with TRACE_STEPS wrote") from error
     return found
 
 
-def read_trace(path: Path, few: bool = False) -> Trace:
-    """`few`: only the steps that a picture shows."""
-    found = spans_in(path)
+def read_trace(path: Path, title: str = "", few: bool = False) -> Trace:
+    """Return the steps of a trace, or, with `few`, only the steps that a timeline shows."""
+    found = read_spans(path)
     marks = {name: spans[0] for name, spans in found.items() if name.startswith("ProfilerStep#")}
-    # After the last step of a shorter run comes a mark without a step.
+    # The profiler writes one mark more after the last step of a short run: it has no optimizer.
     steps = sorted(
         (begin, int(name.partition("#")[2]))
         for name, (begin, end) in marks.items()
@@ -123,67 +184,101 @@ def read_trace(path: Path, few: bool = False) -> Trace:
     if not steps:
         raise ToolError(f"{path}: not a trace of this trainer: it has no steps or no phases")
     device = "GPU" if found["kernels"] or found["copy"] else "CPU"
-    ended = [marks[f"ProfilerStep#{number}"] for _, number in steps]
-    end = max(stop for _, stop in [*ended, *found["kernels"], *found["NCCL"]])
-    rows = lanes(found, device, end)
-    shown = steps[1:4] if few and len(steps) > 1 else steps  # so few that single reads are seen
-    first, last = shown[0], shown[-1]
-    end = min((begin for begin, _ in steps if begin > last[0]), default=end)
-    for name, spans in rows.items():
-        inside = common(spans, [(first[0], end)])
-        rows[name] = [(begin - first[0], stop - first[0]) for begin, stop in inside]
-    numbers = f"steps {first[1]} to {last[1]}" if shown[1:] else f"step {first[1]}"
-    name = f"{path.name.removesuffix('.trace.json.gz')}, {numbers} on the {device}"
-    begins = [(begin - first[0], number) for begin, number in shown]
-    return Trace(name, begins, max(end - first[0], 1e-6), rows)
+    step_marks = [marks[f"ProfilerStep#{number}"] for _, number in steps]
+    end = max(stop for _, stop in [*step_marks, *found["kernels"], *found["NCCL"]])
+    lanes = find_lanes(found, device, end)
+    shown = steps
+    if few and len(steps) > 1:
+        shown = steps[1:4]  # of more steps, single reads could not be seen
+    first, last = shown[0][0], shown[-1][0]
+    end = min((begin for begin, _ in steps if begin > last), default=end)
+    for name, spans in lanes.items():
+        inside = intersect_spans(spans, [(first, end)])
+        lanes[name] = [(begin - first, stop - first) for begin, stop in inside]
+    begins = [(begin - first, number) for begin, number in shown]
+    run = read_run(path)
+    ranks = run.world_size if run else None
+    title = title or default_title(path, run)
+    return Trace(title, device, ranks, begins, max(end - first, 1e-6), lanes)
 
 
-def lanes(found: dict[str, list[Span]], device: str, end: float) -> dict[str, list[Span]]:
-    """The rows in which something ran, and input wait."""
-    if device == "GPU":  # the host's phases are when work was issued, not when it was done
-        parts = {name: merged(found[f"{name} of the GPU"]) for name in PARTS}
-        compute, reduced = merged(found["kernels"]), merged(found["NCCL"])
+def read_run(path: Path) -> Run | None:
+    """Return the run whose log is beside the trace; None if there is no such log."""
+    log = path.with_name(path.name.removesuffix(SUFFIX) + ".jsonl")
+    runs = read_log(log).runs if path.name.endswith(SUFFIX) and log.is_file() else []
+    return runs[0] if runs else None
+
+
+def default_title(path: Path, run: Run | None) -> str:
+    """Return the file's name and, if the run's log is beside it, how the run was overlapped."""
+    name = path.name.removesuffix(SUFFIX)
+    prefetch = run.config.get("train_prefetch") if run else None
+    if prefetch is None:
+        return name
+    return f"{name}, with overlap" if prefetch else f"{name}, without overlap (TRAIN_PREFETCH=0)"
+
+
+def find_lanes(found: dict[str, list[Span]], device: str, end: float) -> dict[str, list[Span]]:
+    """Return the lanes in which something ran, and always compute and input wait."""
+    if device == "GPU":  # the phases of the host are when work was issued, not when it was done
+        parts = {name: merge_spans(found[f"{name} of the GPU"]) for name in PARTS}
+        compute = merge_spans(found["kernels"])
+        reduced = merge_spans(found["NCCL"])
     else:
-        parts = {name: merged(found[name]) for name in PARTS}
-        compute = merged(span for spans in parts.values() for span in spans)
-        reduced = merged(found["all-reduce"])
-    edges = [(-math.inf, -math.inf), *merged(compute + reduced), (end, end)]
+        parts = {name: merge_spans(found[name]) for name in PARTS}
+        compute = merge_spans(span for spans in parts.values() for span in spans)
+        reduced = merge_spans(found["all-reduce"])
+    # The device is idle between the end of each busy span and the begin of the next one.
+    edges = [(-math.inf, -math.inf), *merge_spans(compute + reduced), (end, end)]
     idle = [(a[1], b[0]) for a, b in zip(edges, edges[1:], strict=False)]
-    rows = {name: merged(found[name]) for name in ("reader", "copy")} | {"compute": compute}
-    rows |= {name: common(compute, spans) for name, spans in parts.items()}
-    rows["all-reduce"] = reduced
-    kept = {name: spans for name, spans in rows.items() if spans or name == "compute"}
-    return kept | {"input wait": common(idle, merged(found["asked"] + found["copy"]))}
+    lanes = {
+        "reader": merge_spans(found["reader"]),
+        "copy": merge_spans(found["copy"]),
+        "compute": compute,
+    }
+    lanes |= {name: intersect_spans(compute, spans) for name, spans in parts.items()}
+    lanes["all-reduce"] = reduced
+    lanes = {name: spans for name, spans in lanes.items() if spans or name == "compute"}
+    lanes["input wait"] = intersect_spans(idle, merge_spans(found["host waits"] + found["copy"]))
+    return lanes
 
 
 def draw(traces: Sequence[Trace], path: Path) -> None:
-    """The timelines, one above the other on one time axis."""
+    """Write the timelines to a file, one above the other on one time axis."""
     from matplotlib.figure import Figure  # slow to import
 
     end = max(trace.end for trace in traces)
-    heights = [len(trace.rows) + 1.6 for trace in traces]
-    figure = Figure(figsize=(8, 0.45 * sum(heights) + 0.5), dpi=200, layout="constrained")
+    # Two timelines are compared by their waits: forward, backward, optimizer would repeat compute.
+    panels = [trace.lanes_to_draw(with_parts=len(traces) == 1) for trace in traces]
+    heights = [len(lanes) + 1.9 for lanes in panels]
+    figure = Figure(figsize=(8, 0.33 * sum(heights) + 0.5), dpi=200, layout="constrained")
     grid = figure.subplots(len(traces), sharex=True, squeeze=False, height_ratios=heights)
-    for trace, axes in zip(traces, grid[:, 0], strict=True):
-        draw_rows(axes, trace, end)
-        axes.set_title(trace.name, loc="left", weight="bold", pad=18)
-    axes.set_xlabel("milliseconds")
+    for trace, lanes, axes in zip(traces, panels, grid[:, 0], strict=True):
+        draw_lanes(axes, trace, lanes, end)
+        count = "1 step takes" if len(trace.steps) == 1 else f"{len(trace.steps)} steps take"
+        seconds = trace.end / 1e3
+        took = f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+        axes.set_title(f"{trace.title}: {count} {took}", loc="left", weight="bold", size=11, pad=18)
+    axes.set_xlabel("time (ms)")
     figure.savefig(path)
 
 
-def draw_rows(axes: Any, trace: Trace, end: float) -> None:
-    said = trace.said()
-    axes.barh(range(len(trace.rows)), trace.end, 0.7, color="#f0f0f0")
-    for row, (name, spans) in enumerate(trace.rows.items()):
+def draw_lanes(axes: Any, trace: Trace, lanes: dict[str, list[Span]], end: float) -> None:
+    texts = trace.describe_lanes()
+    axes.barh(range(len(lanes)), trace.end, 0.7, color="#f0f0f0")
+    for row, (name, spans) in enumerate(lanes.items()):
+        # Gaps that are narrower than a printed line are closed: they only make the file larger.
+        spans = merge_spans(spans, gap=end / 2000)
         bars = [(begin, stop - begin) for begin, stop in spans]
-        edge = 0 if name == "input wait" else 0.8  # a short read is seen, a short wait is nothing
+        # An edge makes a short read visible. A wait has no edge, so a short wait looks short.
+        edge = 0 if name == "input wait" else 0.8
         axes.broken_barh(bars, (row - 0.35, 0.7), color=COLOURS[name], lw=edge)
-        axes.text(1.01 * end, row, said[name].replace(", ", "\n", 1), size=9, va="center")
+        axes.text(1.01 * end, row, texts[name].replace(", ", "\n", 1), size=9, va="center")
     for begin, number in trace.steps:
         axes.axvline(begin, color="#606060", lw=1, ls="--")
-        axes.text(begin, -0.6, f"step {number}", size=9)
-    axes.set(xlim=(0, end), ylim=(len(trace.rows) - 0.5, -0.5))
-    axes.set_yticks(range(len(trace.rows)), list(trace.rows))
+        axes.text(begin, -0.65, f"step {number}", size=9)
+    axes.set(xlim=(0, end), ylim=(len(lanes) - 0.5, -0.5))
+    axes.set_yticks(range(len(lanes)), list(lanes))
     axes.tick_params(left=False)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
@@ -191,15 +286,25 @@ def draw_rows(axes: Any, trace: Trace, end: float) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("files", type=Path, nargs="+", metavar="FILE", help="a file that TRACE_STEPS wrote")
-    add("--picture", type=cli.picture, metavar="FILE", help="draw a picture: .svg or .png")
+    add("files", type=Path, nargs="+", metavar="FILE", help="a trace, as TRACE_STEPS writes it")
+    add("--picture", type=cli.picture, metavar="FILE", help="write a timeline: .svg or .png")
+    text = "title of a trace, such as what was slowed; give one for each FILE, in the same order"
+    add("--title", action="append", default=[], metavar="TEXT", help=text)
     options = parser.parse_args(arguments)
-    traces = [read_trace(path, few=bool(options.picture)) for path in options.files]
+    if options.title and len(options.title) != len(options.files):
+        counts = f"{len(options.title)} titles for {len(options.files)} files"
+        parser.error(f"--title: there are {counts}; give one title for each file")
+    titles = options.title or [""] * len(options.files)
+    traces = [
+        read_trace(path, title, few=bool(options.picture))
+        for path, title in zip(options.files, titles, strict=True)
+    ]
     if options.picture:
         draw(traces, options.picture)
     for trace in traces:
-        print(f"{trace.name}: {trace.end:.0f} ms")
-        print(*(f"  {name:10}  {words}" for name, words in trace.said().items()), sep="\n")
+        print(f"{trace.title}: {trace.describe_steps()}")
+        for name, text in trace.describe_lanes().items():
+            print(f"  {name:10}  {text}")
     return 0
 
 

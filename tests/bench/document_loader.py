@@ -1,8 +1,10 @@
-"""A plain loader of packed documents, with what the last records' loaders do:
+"""A plain loader of packed documents, which works as the loaders of the last records do.
 
-A batch is one row of tokens, with the positions at which documents begin. A thread loads the next
-shard whole; another one prepares batches, two ahead: it widens tokens, finds the documents, and
-scans each new shard for first tokens. What does not fill a step at a shard's end is dropped.
+loader.py compares it with the pipeline of train_gpt.py. A batch is one row of tokens, together with
+the positions at which documents begin. One thread reads the next shard as a whole. Another thread
+prepares two batches ahead: it converts uint16 tokens to int64, finds where documents begin in the
+batch, and scans each new shard for first tokens of documents. Tokens at the end of a shard that do
+not fill a step of all ranks are dropped.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -11,18 +13,23 @@ import numpy as np
 import torch
 
 BOS = 1  # the first token of each document
-MULTIPLE = 64  # of the number of positions, so that few shapes are compiled
+MULTIPLE = 64  # the number of positions is a multiple of it, so that few shapes are compiled
 
 
 class DocumentLoader:
-    """Yields (x, y, starts): int64 (tokens,) twice, and int32 positions, padded with `tokens`."""
+    """Yield (x, y, starts) without end.
+
+    x and y are int64 tensors of shape (tokens,). starts are the int32 positions in the batch at
+    which segments begin, padded with the value `tokens`. `paths` is an endless iterator of shard
+    files. Segments longer than `max_tokens` are cut.
+    """
 
     def __init__(self, paths, rank, ranks, tokens, max_tokens):
-        self.paths = paths  # an endless iterator
+        self.paths = paths
         self.rank = rank
         self.ranks = ranks
         self.tokens = tokens
-        self.max_tokens = max_tokens  # a longer document is cut
+        self.max_tokens = max_tokens
         self.shards = ThreadPoolExecutor(1)
         self.batches = ThreadPoolExecutor(1)
         self.next_shard = self.shards.submit(load_shard, next(paths))
@@ -30,12 +37,14 @@ class DocumentLoader:
         self.ready = [self.batches.submit(self.prepare) for _ in range(2)]
 
     def open_next(self):
+        """Make the shard that was read ahead the current one, and begin to read the next one."""
         self.shard = self.next_shard.result()
         self.next_shard = self.shards.submit(load_shard, next(self.paths))
         self.first_tokens = np.flatnonzero(self.shard == BOS)
         self.cursor = self.first_tokens[0]
 
     def prepare(self):
+        """Return the next batch of this rank: (x, y, starts)."""
         length = self.tokens + 1
         if self.cursor + self.ranks * length > len(self.shard):
             self.open_next()
@@ -43,14 +52,14 @@ class DocumentLoader:
         self.cursor += self.ranks * length
         part = torch.from_numpy(self.shard[first : first + length].astype(np.int64))
         low, high = np.searchsorted(self.first_tokens, (first, first + self.tokens))
-        starts = cut(self.first_tokens[low:high] - first, self.tokens, self.max_tokens)
+        starts = cut_segments(self.first_tokens[low:high] - first, self.tokens, self.max_tokens)
         return part[:-1].clone(), part[1:].clone(), starts
 
     def __iter__(self):
         while True:
             batch = self.ready.pop(0).result()
             self.ready.append(self.batches.submit(self.prepare))
-            yield tuple(part.clone() for part in batch)  # the upload
+            yield tuple(part.clone() for part in batch)  # the clone stands for the upload
 
     def close(self):
         self.batches.shutdown()
@@ -58,17 +67,22 @@ class DocumentLoader:
 
 
 def load_shard(path):
+    """Return all tokens of a shard as uint16."""
     return np.fromfile(path, "<u2", offset=1024)
 
 
-def cut(first_tokens, tokens, max_tokens):
-    """The starts of all segments: documents, cut every `max_tokens`, and the first position."""
+def cut_segments(first_tokens, tokens, max_tokens):
+    """Return the int32 positions at which segments begin, padded with the value `tokens`.
+
+    A segment begins at position 0, at each position in `first_tokens`, and after every `max_tokens`
+    tokens of a longer document.
+    """
     starts = []
     ends = [*first_tokens.tolist(), tokens]
     begin = 0
     for end in ends:
         starts += range(begin, end, max_tokens)
         begin = end
-    padded = -(-(len(starts) + 1) // MULTIPLE) * MULTIPLE
-    starts += [tokens] * (padded - len(starts))
+    padded_length = -(-(len(starts) + 1) // MULTIPLE) * MULTIPLE
+    starts += [tokens] * (padded_length - len(starts))
     return torch.tensor(starts, dtype=torch.int32)

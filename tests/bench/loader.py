@@ -1,17 +1,23 @@
-"""Measure how long the main thread waits for a batch, with this trainer's pipeline and with another
-loader, on the same tokens.
+"""Measure how long the main thread waits for a batch: train_gpt.py against another loader.
 
     python3 tests/bench/loader.py PATH/train_gpt.py [--quick]
-        against the challenge's loader, which PATH/train_gpt.py has
+        compares it with the challenge's loader, which is taken from PATH/train_gpt.py
     python3 tests/bench/loader.py --documents [--quick]
-        against a loader of packed documents, as the last records have (document_loader.py)
+        compares it with a loader of packed documents, as the last records have (document_loader.py)
 
-Takes minutes; run nothing else. In each repeat each loader has a new process, in turns. If the two
-yield different tokens, the tool stops. Between two batches a core computes without the GIL, for
-20 ms, with --documents also for 120 ms. A batch has 65,536 tokens, with --documents 98,304; rank 0
-of 8 is measured. Figures are medians over the repeats. `boundary` is the median over the shard
-boundaries of a run: at each boundary the longer wait of two batches, the one that crosses it and
-the next one. `memory` is the peak of the process in MiB.
+It takes minutes; run nothing else on the machine. The two loaders are measured alternately, each
+time in a new process, on the same tokens. If they yield different tokens, the program stops.
+
+Between two batches, a core computes without the GIL for 20 ms; with --documents, a second
+measurement computes for 120 ms. A batch has 65,536 tokens, with --documents 98,304. Rank 0 of 8
+ranks is measured. The printed figures are medians over the repeats:
+
+    median    the median wait for a batch, in ms
+    p99       99 of 100 waits are shorter, in ms
+    max       the longest wait, in ms
+    boundary  the wait where a new shard begins, in ms: of the batch that crosses the boundary and
+              the batch after it the longer wait is taken; this is the median over all boundaries
+    memory    the peak memory of the process, in MiB
 """
 
 import argparse
@@ -35,17 +41,21 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from document_loader import DocumentLoader  # noqa: E402
-from running import imported, write_shard  # noqa: E402
+from running import import_script, write_shard  # noqa: E402
 
 SPANS_PER_STEP, RANKS = 8, 8
 MEGABYTE = bytes(1 << 20)
 DOCUMENT_ROW = 2048  # tokens; a longer document is cut
-BOS, DOCUMENT_TOKENS = 1, 850  # of each document the first token, and its length
+BOS = 1  # the first token of each document
+DOCUMENT_TOKENS = 850  # tokens per document
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Whose batches, of which shards: batch k of rank 0 is span k * ranks of an endless stream."""
+    """What one measurement reads: the shards, the ranks, and the size of a batch.
+
+    The shards, repeated without end, are a stream of spans. Batch k of rank 0 is span k * ranks.
+    """
 
     folder: str
     ranks: int
@@ -54,11 +64,11 @@ class Job:
     step_tokens: int  # TRAIN_BATCH_TOKENS, over all ranks and micro-steps
     shard_tokens: int
     num_shards: int
-    compute_ms: int = 20  # between two batches
+    compute_ms: int = 20  # time of computation between two batches
 
     @property
     def span(self):
-        """Tokens of a batch, with the one more to predict."""
+        """Return the number of tokens that a batch reads: one more than it has targets."""
         return self.step_tokens // SPANS_PER_STEP + 1
 
     @property
@@ -67,13 +77,13 @@ class Job:
         return [Path(self.folder, f"fineweb_train_{number:06d}.bin") for number in numbers]
 
     def boundaries(self):
-        """The batches at which the tokens of all ranks continue in the next shard."""
+        """Return the numbers of the batches at which the ranks continue in the next shard."""
         chunk = self.ranks * self.span
         ends = range(self.shard_tokens, (self.steps - 1) * chunk, self.shard_tokens)
         return [end // chunk for end in ends]
 
-    def write(self):
-        """Random tokens, on the disk for certain: only clean pages can be evicted."""
+    def write_shards(self):
+        """Write random tokens and wait until they are on the disk, so that pages are clean."""
         for number, path in enumerate(self.paths):
             generator = np.random.default_rng(number)
             tokens = generator.integers(2, 1024, self.shard_tokens, dtype=np.uint16)
@@ -82,11 +92,11 @@ class Job:
         os.sync()
 
 
-# === The arms: context managers over a loader, which give (x, y), each (rows, seq_len) ===
+# === The loaders: context managers that return an iterator of (x, y), each (sequences, seq_len) ===
 @contextlib.contextmanager
-def ours(job, script):
-    """The training pipeline, built as the trainer builds it."""
-    trainer = imported(script)
+def open_pipeline(job, script):
+    """Open the training pipeline of train_gpt.py, built as the trainer builds it."""
+    trainer = import_script(script)
     settings = {"TRAIN_BATCH_TOKENS": job.step_tokens, "TRAIN_SEQ_LEN": job.seq_len}
     settings |= {"DATA_PATH": job.folder, "DEVICE": "cpu"}
     config, *_ = trainer.read_config([f"{name}={value}" for name, value in settings.items()], {})
@@ -99,9 +109,12 @@ def ours(job, script):
 
 
 @contextlib.contextmanager
-def challenge(job, script):
-    """The challenge's loader, as its own loop calls it; its uploads are copies here."""
-    loader = imported(script).DistributedTokenLoader(
+def open_challenge_loader(job, script):
+    """Open the challenge's loader, called as its own script calls it.
+
+    Without a GPU, a copy in memory stands for each upload.
+    """
+    loader = import_script(script).DistributedTokenLoader(
         f"{job.folder}/fineweb_train_*.bin", 0, job.ranks, torch.device("cpu")
     )
     step = job.step_tokens, job.seq_len, SPANS_PER_STEP // job.ranks
@@ -109,8 +122,8 @@ def challenge(job, script):
 
 
 @contextlib.contextmanager
-def documents(job, script):
-    """The loader of packed documents; only x and y are compared."""
+def open_document_loader(job, script):
+    """Open the loader of packed documents; of its batches only x and y are compared."""
     paths = itertools.cycle(job.paths)
     loader = DocumentLoader(
         paths, rank=0, ranks=job.ranks, tokens=job.span - 1, max_tokens=job.seq_len
@@ -119,68 +132,79 @@ def documents(job, script):
         yield ([part.view(-1, job.seq_len) for part in batch[:2]] for batch in loader)
 
 
-ARMS = {"ours": ours, "challenge": challenge, "documents": documents}
+LOADERS = {
+    "ours": open_pipeline,
+    "challenge": open_challenge_loader,
+    "documents": open_document_loader,
+}
 
 
-# === Measuring: in the arm's process ===
-def work(ms):
-    """Keeps a core busy without the GIL."""
+# === Measuring, in a process of its own for each loader ===
+def compute(ms):
+    """Keep a core busy for so many milliseconds, without the GIL."""
     end = time.perf_counter() + 1e-3 * ms
     while time.perf_counter() < end:
         hashlib.blake2b(MEGABYTE)
 
 
-def measure(arm, job, script):
-    """The waits for batches 1, 2, ... in milliseconds."""
+def measure_waits(open_loader, job, script):
+    """Return the waits for batches 1, 2, ... in milliseconds."""
     waits = []
-    with arm(job, script) as batches:
+    with open_loader(job, script) as batches:
         next(batches)
         for _ in range(job.steps - 1):
-            work(job.compute_ms)
+            compute(job.compute_ms)
             asked = time.perf_counter()
             next(batches)
             waits.append(1e3 * (time.perf_counter() - asked))
     return waits
 
 
-def checksums(arm, job, script):
-    """Of x and y as int64: the challenge's loader beyond a boundary, the one of documents until
-    its first, where it drops the rest of a shard."""
-    dropped = job.seq_len == DOCUMENT_ROW
-    sums, count = [], job.boundaries()[0] + (-1 if dropped else 3)
-    with arm(job, script) as batches:
+def checksum_batches(open_loader, job, script):
+    """Return a checksum of (x, y) as int64 for each of the first batches.
+
+    With the challenge's loader, the batches go beyond a boundary between shards. The loader of
+    documents drops the rest of a shard, so its batches end before the first boundary.
+    """
+    drops_rest = job.seq_len == DOCUMENT_ROW
+    count = job.boundaries()[0] + (-1 if drops_rest else 3)
+    checksums = []
+    with open_loader(job, script) as batches:
         for pair in itertools.islice(batches, count):
-            sums.append(zlib.crc32(b"".join(np.asarray(part, np.int64).tobytes() for part in pair)))
-    return sums
+            data = b"".join(np.asarray(part, np.int64).tobytes() for part in pair)
+            checksums.append(zlib.crc32(data))
+    return checksums
 
 
-def answer(name, job, script):
-    """One arm, measured and then checked: (figures, checksums)"""
-    waits = measure(ARMS[name], job, script)
+def measure_and_check(name, job, script):
+    """Measure the loader with this name, then read the tokens again; (figures, checksums)."""
+    waits = measure_waits(LOADERS[name], job, script)
     memory = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
-    return figures(waits, job) | {"memory": memory}, checksums(ARMS[name], job, script)
+    figures = summarize(waits, job) | {"memory": memory}
+    return figures, checksum_batches(LOADERS[name], job, script)
 
 
-# === Conducting: in the first process ===
-def conduct(repeats, job, scripts):
-    """{arm: [figures, ...]}"""
+# === Running the measurements, in the first process ===
+def run_alternately(repeats, job, scripts):
+    """Return {name of a loader: [figures of each repeat]}; exit if the tokens differ."""
     found = {name: [] for name in scripts}
     for _ in range(repeats):
-        seen = []
+        checksums = []
         for name, script in scripts.items():
             for path in job.paths:
                 path.read_bytes()  # into the page cache
             with multiprocessing.get_context("spawn").Pool(1) as process:
-                measured, sums = process.apply(answer, (name, job, script))
-            found[name].append(measured)
-            seen.append(sums)
-        if seen[0] != seen[1]:
+                figures, sums = process.apply(measure_and_check, (name, job, script))
+            found[name].append(figures)
+            checksums.append(sums)
+        if checksums[0] != checksums[1]:
             sys.exit("loader.py: the two loaders yield different tokens")
     return found
 
 
 # === Reporting ===
-def figures(waits, job):
+def summarize(waits, job):
+    """Return the figures that the docstring of this file lists, without `memory`."""
     waits = np.array(waits)
     crossings = [waits[k - 1 : k + 1].max() for k in job.boundaries()]
     return {
@@ -191,16 +215,19 @@ def figures(waits, job):
     }
 
 
-def report(found):
+def print_medians(found):
+    """Print a line for each loader: the median of each figure over the repeats."""
     for name, runs in found.items():
-        medians = [f"{word} {statistics.median(run[word] for run in runs):.4f}" for word in runs[0]]
-        print(f"{name}, ms: {', '.join(medians)}")
+        medians = {word: statistics.median(run[word] for run in runs) for word in runs[0]}
+        words = [f"{word} {value:.4f}" for word, value in medians.items()]
+        print(f"{name}, ms: {', '.join(words)}")
 
 
-def jobs_of(options, folder):
-    """Against the challenge: 48 steps a shard; four shards, then the first again.
+def plan_jobs(options, folder):
+    """Return the Jobs of this call; with --documents there are two, with different compute_ms.
 
-    Against documents: 127 steps a shard, as in 100M tokens, at two speeds.
+    For the challenge's loader, a shard has 48 steps. There are four shards, after which the first
+    one is read again. For the loader of documents, a shard has 127 steps, as 100M tokens have.
     """
     quick = options.quick
     if options.documents:
@@ -217,26 +244,27 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    words = "a script that has the challenge's loader"
+    words = "the challenge's train_gpt.py: compare with its loader"
     parser.add_argument("script", type=Path, nargs="?", help=words)
-    words = "against the loader of packed documents"
+    words = "compare with the loader of packed documents"
     parser.add_argument("--documents", action="store_true", help=words)
-    words = "small shards, one repeat, only to see that it works"
+    words = "use small shards and one repeat, only to see that the program works"
     parser.add_argument("--quick", action="store_true", help=words)
     options = parser.parse_args()
     if options.documents == bool(options.script):
-        parser.error("name a script, or --documents")
+        parser.error("give either a script or --documents")
     if options.script and not options.script.is_file():
-        parser.error(f"{options.script}: no such file")
+        parser.error(f"{options.script}: there is no such file")
     other = {"documents": None} if options.documents else {"challenge": options.script}
     scripts = {"ours": ROOT / "train_gpt.py", **other}
     with tempfile.TemporaryDirectory(prefix="loader-bench-") as folder:
-        jobs = jobs_of(options, folder)
+        jobs = plan_jobs(options, folder)
         print(f"{platform.platform()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-        jobs[0].write()
+        jobs[0].write_shards()
         for job in jobs:
             print(f"{job.compute_ms} ms of compute between batches")
-            report(conduct(1 if options.quick else 3, job, scripts))
+            repeats = 1 if options.quick else 3
+            print_medians(run_alternately(repeats, job, scripts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""train_gpt.py on a disk on which every read takes READ_DELAY_MS longer: with and without overlap.
+"""Run train_gpt.py on a disk on which every read takes READ_DELAY_MS (default: 150) longer.
+
+These commands run it without and with overlap, and draw a timeline of both runs:
 
 export TRACE_STEPS=8 ITERATIONS=10 VAL_LOSS_EVERY=0
 for on in 0 1; do
@@ -16,13 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import train_gpt
 
 DELAY_SECONDS = float(os.environ.get("READ_DELAY_MS", "150")) / 1e3
-read = os.preadv
+read_at_full_speed = os.preadv
 
 
 def read_slowly(*arguments):
-    """The reader's thread waits here, as it would for a disk: without work, without the GIL."""
+    """Read as os.preadv does, after a delay.
+
+    The reader's thread sleeps without the GIL and without work, as it would wait for a disk.
+    """
     time.sleep(DELAY_SECONDS)
-    return read(*arguments)
+    return read_at_full_speed(*arguments)
 
 
 os.preadv = read_slowly

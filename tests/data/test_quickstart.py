@@ -15,7 +15,7 @@ import dataset
 import pytest
 import quickstart
 import tokenize_docs
-from running import ROOT, clean_environment, started
+from running import ROOT, clean_environment, start_process
 
 # Runs in less than a second: writes the log that the trainer would write, and its environment.
 STAND_IN = """
@@ -61,7 +61,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(checkout: Path, folder: Path, *arguments: str, **settings: object) -> subprocess.Popen:
     command = [sys.executable, checkout / "data" / "quickstart.py", *arguments]
-    return started(command, cwd=folder, env=clean_environment(**settings))
+    return start_process(command, cwd=folder, env=clean_environment(**settings))
 
 
 def run(checkout: Path, folder: Path, *arguments: str, code: int = 0, **settings: object) -> str:
@@ -90,7 +90,7 @@ def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Pat
     assert "making the data" in said
     folder = checkout / "data" / "datasets" / "quickstart_sp1024"
     state = json.loads((folder / "export.json").read_text())
-    val, train = (tokenize_docs.tokens_of(state, split) for split in ("val", "train"))
+    val, train = (tokenize_docs.count_tokens(state, split) for split in ("val", "train"))
     assert 75_000 < val < 125_000 and train > 1_000_000
     lines = (checkout / "data" / "datasets" / "quickstart.jsonl").read_text().splitlines()
     texts = [json.loads(line)["text"] for line in lines]

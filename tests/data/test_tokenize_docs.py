@@ -1,4 +1,4 @@
-"""Documents to shards: order, format, the split, the exact text, faults by file and line."""
+"""Tests of tokenize_docs.py: the shards, the validation split, the exact text, the errors."""
 
 import json
 import lzma
@@ -23,7 +23,7 @@ from running import ROOT, call_tool, train_tokenizer
 
 SCRIPT = ROOT / "data" / "tokenize_docs.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
-ODD_SPACE = [
+UNUSUAL_WHITE_SPACE = [
     "To be,\n   or not\nto be",
     "\ttabs\t\tand  runs   of    spaces ",
     "\n\n\nleading and trailing line ends\n\n",
@@ -38,7 +38,7 @@ ODD_SPACE = [
 
 
 def make_texts(count: int, seed: int = 0) -> list[str]:
-    """Short texts with every kind of character that a tokenizer treats apart."""
+    """Return short texts with every kind of character that a tokenizer treats differently."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 8))) for _ in range(300)]
     extras = ["naïve", "日本", "🙂", "2024", "\t", "\n\n", "  x", "a\u2028b"]
@@ -55,7 +55,7 @@ def write_jsonl(path: Path, texts: list[str]) -> Path:
 
 
 def write_as(path: Path, documents: Path) -> Path:
-    """The documents in the form that a file of this name has."""
+    """Write the documents of a .jsonl file in the format that the name of `path` says."""
     content = documents.read_bytes()
     if path.suffix == ".parquet":
         table = pa.Table.from_pylist([json.loads(line) for line in content.splitlines()])
@@ -63,19 +63,22 @@ def write_as(path: Path, documents: Path) -> Path:
     elif path.suffix == ".xz":
         path.write_bytes(lzma.compress(content[:999]) + lzma.compress(content[999:]))
     else:
-        with pa.output_stream(path) as file:  # packs it if its name says so
+        with pa.output_stream(path) as file:  # compresses the file if its name says so
             file.write(content)
     return path
 
 
 def run(*arguments: object) -> str:
-    """The command in this process; returns what it printed. Raises ToolError."""
+    """Run the program's main in this process; return what it printed. Raises ToolError."""
     return call_tool(tokenize_docs.main, *arguments)[1]
 
 
-def documents_of(folder: Path, split: str) -> list[list[int]]:
-    """Each begins with BOS, which appears nowhere else. Header and exact size of each shard are
-    checked by hand."""
+def read_documents(folder: Path, split: str) -> list[list[int]]:
+    """Return the tokens of each document of a split, from the bytes of its shards.
+
+    A document begins with BOS, which appears nowhere else. Asserts the name, the header and the
+    exact size of each shard.
+    """
     parts = []
     for number, path in enumerate(sorted(folder.glob(f"fineweb_{split}_*.bin"))):
         assert path.name == f"fineweb_{split}_{number:06d}.bin"
@@ -89,29 +92,30 @@ def documents_of(folder: Path, split: str) -> list[list[int]]:
     return [part.tolist() for part in np.split(tokens, starts[1:])]
 
 
-def decoded(out: Path, name: str, size: int = 400) -> list[str]:
-    """The texts of a data set, validation first."""
+def decode_data_set(out: Path, name: str, size: int = 400) -> list[str]:
+    """Return the texts of a data set, those of validation first."""
     [path] = out.glob(f"tokenizers/{name}_{size}*.model")
     model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     folder = out / "datasets" / f"{name}_sp{size}"
-    documents = documents_of(folder, "val") + documents_of(folder, "train")
+    documents = read_documents(folder, "val") + read_documents(folder, "train")
     return [model.decode(ids[1:]) for ids in documents]
 
 
 def move_away(error: Exception) -> list[Path]:
-    """Does what the error says: moves files away, and destroys nothing."""
+    """Do what the error message says: move files away. Return their new paths."""
     paths = re.search(r"or move (\S+) and (\S+) away$", str(error)).groups()
     return [Path(path).rename(f"{path}.old") for path in paths]
 
 
-def files_of(out: Path) -> dict[str, bytes]:
+def read_files(out: Path) -> dict[str, bytes]:
+    """Return {relative path: content} of all files in a folder except export.json."""
     files = [path for path in out.rglob("*") if path.is_file() and path.name != "export.json"]
     return {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    return [*ODD_SPACE, *make_texts(390)]
+    return [*UNUSUAL_WHITE_SPACE, *make_texts(390)]
 
 
 @pytest.fixture(scope="module")
@@ -129,18 +133,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory, documents: Path) -> Path:
     return out
 
 
-def test_shards_are_the_documents_in_order(exported: Path, texts: list[str]) -> None:
-    """A tenth is validation; each shard but the last of a split has 1,000 tokens."""
+def test_shards_contain_the_documents_in_order(exported: Path, texts: list[str]) -> None:
+    """A tenth of the documents is for validation. Only the last shard of a split may be short."""
     folder = exported / "datasets" / "docs_sp380"
-    assert decoded(exported, "docs", 380) == texts
-    assert len(documents_of(folder, "val")) == 40
+    assert decode_data_set(exported, "docs", 380) == texts
+    assert len(read_documents(folder, "val")) == 40
     for split in ("val", "train"):
         sizes = [path.stat().st_size for path in sorted(folder.glob(f"fineweb_{split}_*.bin"))]
         assert len(sizes) > 3 and set(sizes[:-1]) == {1024 + 2000} and sizes[-1] <= 3024
     tokenizer = exported / "tokenizers" / "docs_380_bpe.model"
     checked = subprocess.run(["sha256sum", "-c", "tokenizer.sha256"], cwd=folder)
     assert checked.returncode == 0
-    assert dataset.recorded_tokenizer(folder) == (dataset.sha256_of(tokenizer), tokenizer)
+    assert dataset.find_recorded_tokenizer(folder) == (dataset.file_sha256(tokenizer), tokenizer)
     assert not (folder / ".producing").exists()
 
 
@@ -153,11 +157,13 @@ def test_threads_batches_files_and_byte_order_marks_change_no_shard(
         write_jsonl(path, part)
     inputs[2].write_bytes(b"\xef\xbb\xbf" + inputs[2].read_bytes())
     run(*inputs, "--out", tmp_path / "out", "--workers", 3, *OPTIONS)
-    assert files_of(tmp_path / "out") == files_of(exported)
+    assert read_files(tmp_path / "out") == read_files(exported)
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, documents: Path) -> None:
-    def refused(name: str, words: str) -> None:
+def test_a_file_that_cannot_be_read_is_an_error_of_one_line(
+    tmp_path: Path, documents: Path
+) -> None:
+    def assert_error(name: str, words: str) -> None:
         with pytest.raises(ToolError, match=f"{name}: .*{words}"):
             run(tmp_path / name, "--out", tmp_path / "out", "--bytes")
         assert not (tmp_path / "out").exists()
@@ -165,27 +171,29 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, documents: Path)
     for name in ("a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.xz", "a.jsonl.zst", "a.parquet"):
         path = write_as(tmp_path / name, documents)
         os.truncate(path, path.stat().st_size - 20)
-        refused(name, "damaged, or not what its name says")
+        assert_error(name, "is damaged, or its content is not what its name says")
     for table, words in (
-        ({"content": ["a"]}, "it has the columns content, and none with the name .text"),
-        ({"text": ["a", None]}, ".text. of row 2 is None, no string: leave that row out"),
+        ({"content": ["a"]}, "has the columns content, but no column .text"),
+        ({"text": ["a", None]}, ".text. of row 2 is None, not a string; remove the row"),
     ):
         pyarrow.parquet.write_table(pa.table(table), tmp_path / "b.parquet")
-        refused("b.parquet", words)
+        assert_error("b.parquet", words)
     with pytest.MonkeyPatch.context() as patch:
         for module in ("pyarrow", "pyarrow.parquet"):
             patch.setitem(sys.modules, module, None)
-        refused("b.parquet", "pyarrow is missing: run .*pip install pyarrow$")
-        refused("a.jsonl.zst", "pyarrow is missing: run .*pip install pyarrow, or unpack it")
+        assert_error("b.parquet", "pyarrow is missing: run .*pip install pyarrow$")
+        assert_error(
+            "a.jsonl.zst", "pyarrow is missing: run .*pip install pyarrow, or decompress the file"
+        )
 
 
 @pytest.mark.parametrize("name, better", [("a.txt", "a.jsonl"), ("a.gz", "a.jsonl.gz")])
-def test_json_lines_with_the_name_of_a_text_are_refused(
+def test_json_lines_in_a_file_with_the_name_of_a_text_are_an_error(
     tmp_path: Path, documents: Path, name: str, better: str
 ) -> None:
     path, arguments = write_as(tmp_path / name, documents), ["--out", tmp_path, "--bytes"]
     with pytest.raises(
-        ToolError, match=f"{name}: .* name it {better[1:]}; if it is text, begin it"
+        ToolError, match=f"{name}: .* rename it to end in {better[1:]}, or insert an empty first"
     ):
         run(path, *arguments)
     assert "360 training documents" in run(path.rename(tmp_path / better), *arguments)
@@ -196,15 +204,18 @@ def test_json_lines_with_the_name_of_a_text_are_refused(
 def test_validation_never_appears_in_training(tmp_path: Path) -> None:
     texts = make_texts(60)
     path = write_jsonl(tmp_path / "docs.jsonl", [*texts, texts[3], "new one", texts[19], texts[3]])
-    said = run(path, "--out", tmp_path, "--num-val-docs", 20, "--bytes")
-    assert "41 training documents" in said and "3 repeats of validation left out" in said
+    output = run(path, "--out", tmp_path, "--num-val-docs", 20, "--bytes")
+    assert (
+        "41 training documents" in output
+        and "3 repeats of validation documents are left out" in output
+    )
     folder = tmp_path / "datasets" / "docs_byte260"
-    val, train = (set(map(tuple, documents_of(folder, split))) for split in ("val", "train"))
+    val, train = (set(map(tuple, read_documents(folder, split))) for split in ("val", "train"))
     assert len(val) == 20 and len(train) == 41 and not val & train
-    assert re.search("WARNING: validation has 4.% of all tokens", said), said
+    assert re.search("WARNING: validation has 4.% of all tokens", output), output
 
 
-def test_the_tokenizer_has_not_seen_validation(tmp_path: Path) -> None:
+def test_the_tokenizer_is_not_trained_on_validation_documents(tmp_path: Path) -> None:
     texts = make_texts(80)
     marked = [text + " qzqzqz" * 50 if number < 10 else text for number, text in enumerate(texts)]
     pieces = {}
@@ -230,17 +241,17 @@ PLAIN = [f"some plain words {number} and more of them" for number in range(99)]
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
-def test_a_tokenizer_without_a_space_is_refused(tmp_path: Path, byte_fallback: bool) -> None:
+def test_a_tokenizer_without_a_space_token_is_an_error(tmp_path: Path, byte_fallback: bool) -> None:
     texts = [text.replace(" ", "") for text in PLAIN]
     model = train_tokenizer(tmp_path / "m.model", texts, byte_fallback=byte_fallback)
     path = write_jsonl(tmp_path / "docs.jsonl", PLAIN)
-    with pytest.raises(ToolError, match="no piece for a single space: .*leave out --model"):
+    with pytest.raises(ToolError, match="no token for a single space, .*run without --model"):
         run(path, "--out", tmp_path / "out", "--model", model)
     assert not (tmp_path / "out").exists()
 
 
-def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
-    """A letter without a piece is bytes, also all of another script, or else unknown."""
+def test_a_warning_counts_the_unknown_tokens(tmp_path: Path) -> None:
+    """With byte_fallback, a letter without a token becomes bytes. Otherwise it is unknown."""
     path = write_jsonl(tmp_path / "docs.jsonl", ["a ä", *PLAIN, "ö ü"])
     arguments = [path, "--num-val-docs", 1, "--out", tmp_path]
     greek = [f"λόγος και μέτρο {number}" for number in range(99)]
@@ -248,14 +259,14 @@ def test_tokens_with_wrong_bytes_are_counted(tmp_path: Path) -> None:
         name = f"fallback_{byte_fallback}"
         path = tmp_path / f"{name}.model"
         train_tokenizer(path, texts, byte_fallback=byte_fallback, vocab_size=size)
-        said = run(*arguments, "--name", name, "--model", path)
-        assert "100 training documents" in said and ("WARNING: " in said) != byte_fallback
-    assert "WARNING: 1 validation tokens and 2 training tokens are unknown" in said
+        output = run(*arguments, "--name", name, "--model", path)
+        assert "100 training documents" in output and ("WARNING: " in output) != byte_fallback
+    assert "WARNING: 1 validation tokens and 2 training tokens are unknown" in output
 
 
 @pytest.mark.parametrize("form", ["folder", "one file"])
-def test_text_comes_back_exactly(tmp_path: Path, form: str) -> None:
-    texts = [*ODD_SPACE, *make_texts(200)]
+def test_decoding_gives_the_exact_text(tmp_path: Path, form: str) -> None:
+    texts = [*UNUSUAL_WHITE_SPACE, *make_texts(200)]
     given = tmp_path / "docs"
     if form == "folder":
         given.mkdir()
@@ -266,85 +277,94 @@ def test_text_comes_back_exactly(tmp_path: Path, form: str) -> None:
             path.write_bytes(text.encode())
     else:
         given.write_bytes("\r\n \n".join(texts).encode())
-    said = run(given, "--name", "odd", "--out", tmp_path, "--vocab-size", 400)
-    found = decoded(tmp_path, "odd")
+    output = run(given, "--name", "odd", "--out", tmp_path, "--vocab-size", 400)
+    found = decode_data_set(tmp_path, "odd")
     if form == "one file":
         assert "".join(found) == given.read_bytes().decode()
-        assert "cut into documents at blank lines" in said and len(found) > 200
+        assert "split into documents at blank lines" in output and len(found) > 200
     else:
         assert found == texts
-    assert "normaliser" not in said and "WARNING" not in said
+    assert "normaliser" not in output and "WARNING" not in output
 
 
 @pytest.mark.parametrize("name", ["novel.txt", "novel.txt.xz"])
-def test_a_text_stays_together_where_that_is_asked_for(tmp_path: Path, name: str) -> None:
+def test_one_document_keeps_a_text_together(tmp_path: Path, name: str) -> None:
     text = "".join(f"Paragraph {number},\r\nwörter.\r\n\r\n" for number in range(2000)).encode()
     given, arguments = tmp_path / name, ["--out", tmp_path, "--bytes"]
     given.write_bytes(lzma.compress(text) if given.suffix == ".xz" else text)
-    said = run(given, *arguments)
-    assert "--one-document keeps the text together" in said and "1,800 training documents" in said
+    output = run(given, *arguments)
+    assert (
+        "use --one-document to keep the text together" in output
+        and "1,800 training documents" in output
+    )
     run(given, *arguments, "--name", "one", "--one-document")
     folder = tmp_path / "datasets" / "one_byte260"
-    [val], [train] = documents_of(folder, "val"), documents_of(folder, "train")
+    [val], [train] = read_documents(folder, "val"), read_documents(folder, "train")
     assert bytes(token - 4 for token in val[1:] + train[1:]) == text
     assert 0.09 < len(val) / len(text) <= 0.1 and val[-1] == 4 + ord("\n")
-    with pytest.raises(ToolError, match="--one-document: is for one text file: leave it out"):
+    with pytest.raises(ToolError, match="--one-document requires a single text file; run without"):
         run(given, folder, "--out", tmp_path / "out", "--bytes", "--one-document")
 
 
-def test_a_normaliser_that_changes_text_is_told(tmp_path: Path) -> None:
-    """Of a tokenizer that is trained and of one that is given."""
-    documents = write_jsonl(tmp_path / "docs.jsonl", [*ODD_SPACE, *make_texts(200)])
+def test_a_note_says_that_a_normaliser_changes_text(tmp_path: Path) -> None:
+    """The note is printed for a tokenizer that is trained, and for a tokenizer that is given."""
+    documents = write_jsonl(tmp_path / "docs.jsonl", [*UNUSUAL_WHITE_SPACE, *make_texts(200)])
     nmt = ["--vocab-size", 400, "--normalization", "nmt_nfkc"]
-    said = run(documents, "--out", tmp_path, "--name", "nmt", *nmt)
-    assert "note: " in said and "line ends and tabs become one space" in said
-    assert decoded(tmp_path, "nmt")[0] == "To be, or not to be"
+    output = run(documents, "--out", tmp_path, "--name", "nmt", *nmt)
+    assert "note: " in output and "line ends and tabs become one space" in output
+    assert decode_data_set(tmp_path, "nmt")[0] == "To be, or not to be"
     model = tmp_path / "tokenizers" / "nmt_400_bpe.model"
-    said = run(documents, "--out", tmp_path, "--name", "given", "--model", model)
-    assert "line ends and tabs become one space" in said
-    assert decoded(tmp_path, "given") == decoded(tmp_path, "nmt")
+    output = run(documents, "--out", tmp_path, "--name", "given", "--model", model)
+    assert "line ends and tabs become one space" in output
+    assert decode_data_set(tmp_path, "given") == decode_data_set(tmp_path, "nmt")
 
 
 @pytest.mark.parametrize("separator", ["\n", " ", ""])
-def test_text_without_blank_lines_is_cut_by_size(tmp_path: Path, separator: str) -> None:
-    """At line ends, else at spaces, else between characters; from any document on, the same ones
-    follow."""
+def test_text_without_blank_lines_is_split_by_size(tmp_path: Path, separator: str) -> None:
+    """It is split at line ends, else at spaces, else between characters.
+
+    Reading may begin at any document: the same documents follow.
+    """
     text = separator.join(["wörter"] * 30_000)
     path = tmp_path / "novel.txt"
     path.write_bytes(text.encode())
     source = tokenize_docs.Source([str(path)])
     documents = list(source.documents())
-    assert "".join(document.text() for document in documents) == text
+    assert "".join(document.decode() for document in documents) == text
     assert len(documents) > 10 and max(len(d.data) for d in documents) <= 1 << 14
     assert all(document.data.endswith(separator.encode()) for document in documents[:-1])
     for number in (1, 7, len(documents) - 1):
         assert list(source.documents(number)) == documents[number:]
 
 
-def test_what_a_folder_has_besides_files_is_said(tmp_path: Path) -> None:
+def test_a_note_says_which_paths_of_a_folder_are_left_out(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     (notes / "more").mkdir(parents=True)
     for name in ("a.txt", "more/b.txt", "z.txt"):
         (notes / name).write_text(name)
     (notes / "gone").symlink_to(tmp_path / "nothing")
     (notes / "linked").symlink_to(tmp_path)
-    said = run(notes, "--out", tmp_path, "--bytes")
-    assert f"left out: 2 that are no regular file, as {notes}/gone" in said
-    assert "2 training documents" in said
-    with pytest.raises(ToolError, match="gone: not a regular file"):
+    output = run(notes, "--out", tmp_path, "--bytes")
+    assert (
+        f"note: 2 paths that are not regular files are left out, for example {notes}/gone" in output
+    )
+    assert "2 training documents" in output
+    with pytest.raises(ToolError, match="gone: is not a regular file"):
         run(notes / "gone", "--out", tmp_path, "--bytes")
 
 
-def test_input_that_changes_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_that_changes_while_it_is_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_jsonl(tmp_path / "docs.jsonl", make_texts(50))
     encode = tokenize_docs.Tokenizer.encode
 
-    def change_first(self, texts: list[str], threads: int) -> list[np.ndarray]:
+    def change_input_and_encode(self, texts: list[str], threads: int) -> list[np.ndarray]:
         path.write_bytes(path.read_bytes().replace(b"a", b"b"))
         return encode(self, texts, threads)
 
-    monkeypatch.setattr(tokenize_docs.Tokenizer, "encode", change_first)
-    with pytest.raises(ToolError, match="changed while it was read: choose") as error:
+    monkeypatch.setattr(tokenize_docs.Tokenizer, "encode", change_input_and_encode)
+    with pytest.raises(ToolError, match="was changed while it was read; choose") as error:
         run(path, "--out", tmp_path, "--bytes")
     folder = tmp_path / "datasets" / "docs_byte260"
     assert "changed while" in json.loads((folder / ".producing").read_text())["error"]
@@ -353,7 +373,7 @@ def test_input_that_changes_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
         run(path, "--out", tmp_path, "--bytes")
     move_away(error.value)
     run(path, "--out", tmp_path, "--bytes")
-    assert not (folder / ".producing").exists() and len(documents_of(folder, "train"))
+    assert not (folder / ".producing").exists() and len(read_documents(folder, "train"))
 
 
 DYING_RUN = """
@@ -383,7 +403,10 @@ KILLED += [(9, False, "docs.json.xz"), (12, True, "docs.jsonl.zst")]
 def test_a_killed_export_continues_to_the_same_files(
     tmp_path: Path, documents: Path, exported: Path, when: int, after: bool, name: str
 ) -> None:
-    """Of any form of input; killed before or after the when-th shard has its name."""
+    """The input may have any format.
+
+    The process is killed before or after the when-th shard gets its final name.
+    """
     path = write_as(tmp_path / name, documents)
     arguments = [str(word) for word in (path, "--out", tmp_path, *OPTIONS)]
     code = DYING_RUN.format(when=when, after=after, argv=[str(SCRIPT), *arguments])
@@ -393,19 +416,21 @@ def test_a_killed_export_continues_to_the_same_files(
     assert len(list(folder.glob("*.bin"))) == when - (not after)
     producing = json.loads((folder / ".producing").read_text())
     assert producing["val_complete"] is (when >= 9)
-    said = shlex.split(producing["command"])
-    assert said[:3] == ["cd", os.getcwd(), "&&"] and said[-len(arguments) :] == arguments
+    output = shlex.split(producing["command"])
+    assert output[:3] == ["cd", os.getcwd(), "&&"] and output[-len(arguments) :] == arguments
     run(*arguments)
-    left = {name for name in files_of(tmp_path) if name.endswith((".partial", path.name))}
-    files = {name: data for name, data in files_of(tmp_path).items() if name not in left}
-    assert files == files_of(exported)
+    left = {name for name in read_files(tmp_path) if name.endswith((".partial", path.name))}
+    files = {name: data for name, data in read_files(tmp_path).items() if name not in left}
+    assert files == read_files(exported)
     run(*arguments)
 
 
 def test_a_complete_set_is_left_alone(tmp_path: Path, documents: Path, exported: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in exported.rglob("*.[bm]*")}
     run(documents, "--out", exported, *OPTIONS)
-    with pytest.raises(ToolError, match="'shard_tokens': 1000}, now {'shard_tokens': 6}"):
+    with pytest.raises(
+        ToolError, match="'shard_tokens': 1000}, but this command has {'shard_tokens': 6}"
+    ):
         run(documents, "--out", exported, "--vocab-size", 380, "--shard-tokens", 6)
     assert before == {path: path.stat().st_mtime_ns for path in exported.rglob("*.[bm]*")}
     theirs = tmp_path / "tokenizers" / "docs_380_bpe.model"
@@ -416,39 +441,42 @@ def test_a_complete_set_is_left_alone(tmp_path: Path, documents: Path, exported:
     assert theirs.read_bytes() == b"theirs"
 
 
-def test_what_it_says_to_move_away_helps(tmp_path: Path, documents: Path) -> None:
+def test_moving_away_what_the_error_says_helps(tmp_path: Path, documents: Path) -> None:
     arguments = [documents, "--out", tmp_path, *OPTIONS]
     run(*arguments)
-    before = files_of(tmp_path)
+    before = read_files(tmp_path)
     os.truncate(tmp_path / "datasets" / "docs_sp380" / "fineweb_train_000002.bin", 1500)
-    with pytest.raises(ToolError, match="000002.bin: truncated, or no shard") as error:
+    with pytest.raises(ToolError, match="000002.bin: is truncated or not a shard") as error:
         run(*arguments)
     moved = move_away(error.value)
     run(*arguments)
-    now = files_of(tmp_path)
+    now = read_files(tmp_path)
     assert {name: now[name] for name in before} == before
-    assert all(path.exists() for path in moved), "nothing is lost"
+    assert all(path.exists() for path in moved), "a file is lost"
 
 
-def test_mended_input_is_taken_by_the_same_command(tmp_path: Path) -> None:
+def test_the_same_command_accepts_corrected_input(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "cut.jsonl", make_texts(40))
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole[:-9], encoding="utf-8")
-    with pytest.raises(ToolError, match="cut.jsonl:40: not an object"):
+    with pytest.raises(ToolError, match="cut.jsonl:40: must be an object"):
         run(path, "--out", tmp_path, "--bytes")
     path.write_text(whole, encoding="utf-8")
     assert "4 validation documents" in run(path, "--out", tmp_path, "--bytes")
 
 
-def test_two_at_once_do_not_mix(tmp_path: Path, documents: Path) -> None:
+def test_two_processes_cannot_make_the_same_data_set(tmp_path: Path, documents: Path) -> None:
     folder = tmp_path / "datasets" / "docs_byte260"
-    with dataset.locked(folder), pytest.raises(ToolError, match="another process makes it"):
+    with (
+        dataset.locked(folder),
+        pytest.raises(ToolError, match="another process is making this data set"),
+    ):
         run(documents, "--out", tmp_path, "--bytes")
     run(documents, "--out", tmp_path, "--bytes")
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
-    """Twenty times the input: at most 60 MB more."""
+    """With 20 times the input, the peak of memory is at most 60 MB higher."""
     code = (
         "import resource, sys, tokenize_docs; tokenize_docs.main(); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from faults.live import Live
-from running import ROOT, SMALL_MODEL, until
+from running import ROOT, SMALL_MODEL, wait_until
 
 DOCUMENTS = 90
 # One document at a time; from the 30th on, only after training has done its third step.
@@ -50,7 +50,7 @@ def test_losses_are_those_of_the_finished_set(tmp_path: Path, words: list[str], 
     command = [sys.executable, "-c", code, *words, "--out", str(out)]
     tool = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "data")})
     try:
-        until(lambda: list(out.glob("datasets/*/.producing")))
+        wait_until(lambda: list(out.glob("datasets/*/.producing")))
         first = Live(beside, ranks, **settings).finish()
         assert tool.wait(60) == 0
     finally:

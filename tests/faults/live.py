@@ -18,8 +18,8 @@ from running import (
     ask_server,
     clean_environment,
     free_port,
+    start_process,
     start_script,
-    started,
     torchrun,
 )
 
@@ -93,7 +93,7 @@ class Live(Run):
         command = torchrun(self.script, ranks, f"--max-restarts={restarts}")
         with open(self.folder / "out", "w") as out, open(self.folder / "err", "w") as err:
             place = {"cwd": self.folder, "env": clean_environment(**settings)}
-            self.launcher = started(command, **place, stdout=out, stderr=err)
+            self.launcher = start_process(command, **place, stdout=out, stderr=err)
 
     @property
     def said(self) -> list[str]:

@@ -1,7 +1,9 @@
-"""On a GPU: every batch, read back after its backward pass, is what the shards hold, also while the
-device stands still and the host runs ahead. Overlap changes no loss, and neither compute nor copies
-wait for each other longer than they must. The traces and the cap are the device's own. Recipes for
-a faster step change no loss.
+"""Tests of overlap on a GPU.
+
+Every batch is read back after its backward pass and must be what the shards hold, also while the
+device is stalled and the host runs ahead. Overlap must not change a loss, and computation and
+copies must not wait for each other longer than necessary. Traces and the time limit are checked
+against the device's own clock. Recipes for a faster step must not change a loss.
 """
 
 import gzip
@@ -18,10 +20,10 @@ from running import (
     SMALL_MODEL,
     Corpus,
     Run,
-    config_of,
+    make_config,
+    make_runtime,
     open_pipeline,
     run_trainer,
-    runtime_of,
     train_gpt,
     write_split,
 )
@@ -31,18 +33,23 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-SEQ_LEN, ROWS, BATCHES = 64, 32, 12  # a batch is one span
+SEQ_LEN, ROWS, BATCHES = 64, 32, 12  # a batch has ROWS sequences, which are one span
 SPAN = SEQ_LEN * ROWS + 1
 TOKENS = np.random.default_rng(3).permutation(2**16)[: 20 * SPAN]
-STALL_CYCLES = 300_000_000  # 0.15 s or more: an upload of a few kilobytes is over long before
+STALL_CYCLES = 300_000_000  # 0.15 s or more, much longer than an upload of a few kilobytes takes
 
 
-def batches_of(folder: Path, split: str, stalls: bool, **settings: object) -> list[np.ndarray]:
-    """x and y of the first batches, as they are on the device after their backward pass. On a
-    stalled device the uploads of the next batches are issued while the compute stream stands."""
+def read_back_batches(
+    folder: Path, split: str, stalls: bool, **settings: object
+) -> list[np.ndarray]:
+    """Return x and y of the first batches, as they are on the device after their backward pass.
+
+    x and y have the shape (BATCHES, ROWS, SEQ_LEN). With `stalls`, the compute stream is stalled at
+    every third batch, so that the host issues the uploads of the next batches meanwhile.
+    """
     for name in ("train", "val"):
         write_split(folder, name, TOKENS, [3 * SPAN + 100])
-    config = config_of(
+    config = make_config(
         DATA_PATH=folder,
         VOCAB_SIZE=2**16,
         TRAIN_SEQ_LEN=SEQ_LEN,
@@ -50,7 +57,7 @@ def batches_of(folder: Path, split: str, stalls: bool, **settings: object) -> li
         VAL_BATCH_SIZE=8 * SEQ_LEN * ROWS,
         **settings,
     )
-    runtime = runtime_of(config)
+    runtime = make_runtime(config)
     runtime.device = torch.device("cuda", torch.cuda.current_device())
     weights = torch.ones(2**16, device=runtime.device, requires_grad=True)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -65,8 +72,9 @@ def batches_of(folder: Path, split: str, stalls: bool, **settings: object) -> li
     return [np.stack([pair[i].cpu().numpy() for pair in seen]) for i in (0, 1)]
 
 
-def assert_tokens_of_the_shards(found: list[np.ndarray], split: str = "train") -> None:
-    step = SPAN if split == "train" else SPAN - 1  # validation is one span, whose rows overlap
+def assert_equal_to_shards(found: list[np.ndarray], split: str = "train") -> None:
+    # The validation set is one span: the last target of a batch is the first input of the next.
+    step = SPAN if split == "train" else SPAN - 1
     spans = np.stack([TOKENS[k * step : k * step + SPAN] for k in range(BATCHES)])
     np.testing.assert_array_equal(found[0].reshape(BATCHES, -1), spans[:, :-1])
     np.testing.assert_array_equal(found[1].reshape(BATCHES, -1), spans[:, 1:])
@@ -75,17 +83,17 @@ def assert_tokens_of_the_shards(found: list[np.ndarray], split: str = "train") -
 @pytest.mark.parametrize("stalls", [False, True], ids=["running", "stalled"])
 @pytest.mark.parametrize("copy_stream", [1, 0])
 @pytest.mark.parametrize("prefetch, depth", [(0, 1), (1, 1), (1, 2), (1, 3)])
-def test_batches_after_their_backward_pass_are_what_the_shards_hold(
+def test_batches_after_their_backward_pass_equal_the_shards(
     tmp_path: Path, prefetch: int, depth: int, copy_stream: int, stalls: bool
 ) -> None:
     settings = {"GPU_PREFETCH": depth, "TRAIN_PREFETCH_QUEUE": 4, "TRAIN_PREFETCH": prefetch}
     settings["TRAIN_COPY_STREAM"] = copy_stream
-    assert_tokens_of_the_shards(batches_of(tmp_path, "train", stalls, **settings))
+    assert_equal_to_shards(read_back_batches(tmp_path, "train", stalls, **settings))
 
 
-def test_validation_takes_the_same_way(tmp_path: Path) -> None:
-    found = batches_of(tmp_path, "val", stalls=True, VAL_PREFETCH_QUEUE=4)
-    assert_tokens_of_the_shards(found, "val")
+def test_validation_batches_equal_the_shards(tmp_path: Path) -> None:
+    found = read_back_batches(tmp_path, "val", stalls=True, VAL_PREFETCH_QUEUE=4)
+    assert_equal_to_shards(found, "val")
 
 
 # === The script ===
@@ -118,7 +126,10 @@ def without_overlap(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) ->
 def test_overlap_changes_no_loss(
     tmp_path: Path, corpus: Corpus, without_overlap: Run, copy_stream: int, depth: int
 ) -> None:
-    """Batches read late or overwritten show from step 2 on. What remains is the order of sums."""
+    """A batch that was overwritten too early would change the losses from step 2 on.
+
+    The remaining differences come from the order in which sums are computed.
+    """
     streams = {"TRAIN_COPY_STREAM": copy_stream, "VAL_COPY_STREAM": copy_stream}
     done = run(tmp_path, corpus, GPU_PREFETCH=depth, **streams)
     assert f"train_io:prefetch:True copy_stream:{bool(copy_stream)}" in done.text
@@ -132,9 +143,14 @@ def test_overlap_changes_no_loss(
         np.testing.assert_allclose(on, off, atol=2e-2, rtol=0)
 
 
-def test_a_trace_shows_uploads_beside_the_work_of_the_model(tmp_path: Path, corpus: Corpus) -> None:
-    """Copies run on a stream of their own, kernels on another; the reader's thread reads. The log
-    says how long the device waited, which is never 0: two events are never at the same time."""
+def test_a_trace_shows_uploads_and_kernels_on_different_streams(
+    tmp_path: Path, corpus: Corpus
+) -> None:
+    """The trace has the phases of the main thread and of the reader's thread.
+
+    The log says how long the device waited. That is never 0, because the wait is measured between
+    two events, which are never at the same time.
+    """
     text = run(tmp_path, corpus, TRACE_STEPS=4).text
     words = r"(?m)^input_wait total:([\d.]+)ms share:([\d.]+)%.* read_bytes:(\d+)"
     total, percent, read = map(float, re.search(words, text).groups())
@@ -146,29 +162,35 @@ def test_a_trace_shows_uploads_beside_the_work_of_the_model(tmp_path: Path, corp
     named = {event["name"] for event in events if event.get("cat") == "user_annotation"}
     assert {"disk_read", "input_wait", "h2d", "forward", "backward", "optimizer"} <= named
     kernels = {event["tid"] for event in events if event.get("cat") == "kernel"}
-    step_bytes = 2 * (MODEL["TRAIN_BATCH_TOKENS"] // 2 + 4)  # of a micro-step, with its 4 spans
+    step_bytes = 2 * (MODEL["TRAIN_BATCH_TOKENS"] // 2 + 4)  # a micro-step has 4 spans
     uploads = [
         event
         for event in events
         if event.get("cat") == "gpu_memcpy" and event["args"].get("bytes") == step_bytes
     ]
-    assert 6 <= len(uploads) <= 10, "2 a step"
+    assert 6 <= len(uploads) <= 10, "two uploads per step"
     assert not {event["tid"] for event in uploads} & kernels
 
 
-def test_a_resumed_run_goes_on(tmp_path: Path, corpus: Corpus, without_overlap: Run) -> None:
-    """With the same batches, from the same weights; what remains is the order of sums."""
+def test_a_resumed_run_continues_with_the_same_batches(
+    tmp_path: Path, corpus: Corpus, without_overlap: Run
+) -> None:
+    """The losses differ only by the order in which sums are computed."""
     run(tmp_path / "first", corpus, CHECKPOINT_EVERY=5, RUN_ID="r")
     path = tmp_path / "first" / "checkpoints" / "r" / "step_00000005.pt"
     done = run(tmp_path / "second", corpus, RESUME=path)
     assert done.values("data_crc") == without_overlap.values("data_crc")[5:]
-    found, whole = (np.array(log.values("train_loss"), float) for log in (done, without_overlap))
-    np.testing.assert_allclose(found, whole[5:], atol=2e-2, rtol=0)
-    assert abs(whole[0] - whole[5]) > 0.1, "a run that started again would differ here"
+    found, uninterrupted = (
+        np.array(log.values("train_loss"), float) for log in (done, without_overlap)
+    )
+    np.testing.assert_allclose(found, uninterrupted[5:], atol=2e-2, rtol=0)
+    assert abs(uninterrupted[0] - uninterrupted[5]) > 0.1, (
+        "a run that started again would differ here"
+    )
 
 
-def test_the_cap_is_kept_by_the_devices_clock(tmp_path: Path, corpus: Corpus) -> None:
-    """Also where validations come between."""
+def test_the_time_limit_is_kept_by_the_devices_clock(tmp_path: Path, corpus: Corpus) -> None:
+    """The time of validations does not count."""
     settings = {"ITERATIONS": 100_000, "MAX_WALLCLOCK_SECONDS": 4, "VAL_TOKENS": 2000}
     text = run(tmp_path, corpus, VAL_LOSS_EVERY=25, **settings).text
     found = re.search(r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/", text, re.M)
@@ -177,7 +199,7 @@ def test_the_cap_is_kept_by_the_devices_clock(tmp_path: Path, corpus: Corpus) ->
 
 
 # === Recipes for a faster step ===
-# max_autotune and coordinate_descent compile for minutes.
+# max_autotune and coordinate_descent are left out, because they compile for minutes.
 FAST = "add_compiled", "fewest_micro_steps", "fused_mlp", "muon_one_bank"
 COMPILED = {"TORCH_COMPILE": 1, "GRAD_ACCUM_STEPS": 1}
 
@@ -188,7 +210,7 @@ def compiled(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in FAST), FAST], ids="+".join)
-def test_a_recipe_changes_no_loss(
+def test_a_recipe_for_a_faster_step_changes_no_loss(
     tmp_path: Path, corpus: Corpus, compiled: Run, names: tuple[str, ...]
 ) -> None:
     script = tmp_path / "with_recipes.py"

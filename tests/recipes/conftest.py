@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import recipe
-from running import SimulatedRanks, config_of, imported, log_of, runtime_of, write_split
+from running import SimulatedRanks, import_script, make_config, make_log, make_runtime, write_split
 from running import train_gpt as tg
 from tiny import SETTINGS
 
@@ -25,7 +25,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType
         if names not in made:
             path = folder / f"with_{'_'.join(names)}.py"
             assert recipe.main(["apply", *names, "--to", str(path)]) == 0
-            made[names] = imported(path)
+            made[names] = import_script(path)
         return made[names]
 
     return make
@@ -59,14 +59,14 @@ def run_of(
             module, "KEEP_FLOAT_MAX_NUMEL", 500
         )  # in so small a model tensors are quantized, too
         env = SETTINGS | data.env | {"RUN_ID": f"r{next(NUMBERS)}"} | settings
-        config = config_of(module, **env)
+        config = make_config(module, **env)
         together = SimulatedRanks(config, ranks, module) if ranks > 1 else None
-        runtimes = together.runtimes if together else [runtime_of(config, trainer=module)]
+        runtimes = together.runtimes if together else [make_runtime(config, trainer=module)]
         runs = []
         for runtime in runtimes:  # one after the other: random numbers are of the process
             faults, data_of_run = module.check_settings(config, {"WORLD_SIZE": "1"})
             assert not faults, faults
-            run = module.Trainer(config, runtime, log_of(module), data_of_run)
+            run = module.Trainer(config, runtime, make_log(module), data_of_run)
             run.log.open = lambda is_new: ""  # it opens nothing, and says so
             module.restore_or_start(run, {}, [])
             runs.append(run)

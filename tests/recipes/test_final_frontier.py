@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from reference import Reference
-from running import config_of, log_of, write_split
+from running import make_config, make_log, write_split
 from tiny import (
     SETTINGS,
     STACK,
@@ -77,7 +77,7 @@ def test_rejects_bytes_of_other_tokens(
 ) -> None:
     module = script("byte_sidecar")
     env = data.env | with_bytes.env | {"VOCAB_SIZE": 260, "DEVICE": "cpu", "BYTE_SIDECAR": 1}
-    config = config_of(module, **env, TRAIN_SEQ_LEN=32, TRAIN_BATCH_TOKENS=2048)
+    config = make_config(module, **env, TRAIN_SEQ_LEN=32, TRAIN_BATCH_TOKENS=2048)
     assert module.check_settings(config, ALONE)[0] == []
     path = f"{with_bytes.folder.resolve()}/fineweb_val_bytes_*.bin"
     write_split(with_bytes.folder, "val_bytes", with_bytes.numbers[1:], [])
@@ -85,7 +85,7 @@ def test_rejects_bytes_of_other_tokens(
     assert module.check_settings(config, ALONE)[0] == [f"{wanted} shards"]
     write_split(with_bytes.folder, "val_bytes", np.roll(with_bytes.numbers, 1), [])
     runtime, opened = module.Runtime(config, {}), module.check_settings(config, ALONE)[1]
-    validation = module.Validation(config, runtime, log_of(module), nullcontext, opened)
+    validation = module.Validation(config, runtime, make_log(module), nullcontext, opened)
     named = r"tokens 0 to 1984: [1-5] bytes for control token 1"
     with closing(validation.batches()) as batches, pytest.raises(module.RunError, match=named):
         next(batches)
@@ -212,7 +212,7 @@ def test_the_kernel_gets_all_segments(script: Callable, monkeypatch: pytest.Monk
     """With tensors of shapes alone: what reaches the kernel, and that gradients come back."""
     module = script("documents")
     settings = {"MODEL_DIM": 64, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "TRAIN_SEQ_LEN": 32}
-    config = config_of(module, **settings, NUM_LAYERS=2, VOCAB_SIZE=260, DOC_TOKEN=1, DOC_ENDS=20)
+    config = make_config(module, **settings, NUM_LAYERS=2, VOCAB_SIZE=260, DOC_TOKEN=1, DOC_ENDS=20)
     seen: list[tuple] = []
     kernel = module.varlen_attn
 
@@ -242,7 +242,7 @@ def test_documents_need_a_torch_that_has_their_attention(
     script: Callable, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = script("documents")
-    config = config_of(module, **SETTINGS | data.env | {"DOC_TOKEN": 1})
+    config = make_config(module, **SETTINGS | data.env | {"DOC_TOKEN": 1})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(module, "PACKED_OPTIONS", set())
     assert module.check_settings(config, ALONE)[0] == []

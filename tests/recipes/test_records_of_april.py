@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from reference import Reference, initial_state
-from running import config_of
+from running import make_config
 from tiny import module_of, settings_of, with_random_weights
 from torch import nn
 
@@ -157,8 +157,8 @@ def test_adam_decays_each_kind_at_its_own_rate(run_of: Run) -> None:
 def test_rates_fall_over_the_last_share_to_the_floor(script: Callable) -> None:
     module = script("warmdown_share")
     settings = {"WARMDOWN_SHARE": 0.6, "MIN_LR": 0.1, "ITERATIONS": 100}
-    capped = config_of(module, **settings)
-    uncapped = config_of(module, **settings, MAX_WALLCLOCK_SECONDS=0)
+    capped = make_config(module, **settings)
+    uncapped = make_config(module, **settings, MAX_WALLCLOCK_SECONDS=0)
     by_step = partial(module.lr_multiplier, uncapped, elapsed_ms=0.0)
     by_clock = partial(module.lr_multiplier, capped, 1)
     for share, wanted in (0, 1), (0.4, 1), (0.7, 0.5), (0.88, 0.2), (0.94, 0.1), (1, 0.1):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import recipe
 import torch
-from running import SMALL_MODEL, config_of
+from running import SMALL_MODEL, make_config
 from tiny import artifact, everywhere, finish, module_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -175,8 +175,8 @@ def test_the_reserve_is_taken_off_the_cap(script: Callable, trainer: Callable) -
     module = script("gptq")
     settings = {"MAX_WALLCLOCK_SECONDS": 600, "ITERATIONS": 1000, "WARMDOWN_ITERS": 100}
     reserve = {"GPTQ_BATCHES": 6, "GPTQ_RESERVE_SECONDS": 100}
-    reserved = config_of(module, **settings, **reserve)
-    root = config_of(script(), **settings | {"MAX_WALLCLOCK_SECONDS": 500})
+    reserved = make_config(module, **settings, **reserve)
+    root = make_config(script(), **settings | {"MAX_WALLCLOCK_SECONDS": 500})
     for ms in 1.0, 250_000.0, 499_999.0, 500_001.0:
         for function in "progress", "lr_multiplier":
             with_reserve = getattr(module, function)(reserved, 50, ms)

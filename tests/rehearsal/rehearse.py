@@ -23,7 +23,7 @@ import real_size  # noqa: E402
 import recipe  # noqa: E402
 from packed import pack  # noqa: E402
 from running import Run, clean_environment, torchrun  # noqa: E402
-from samples import CAP_BYTES  # noqa: E402
+from samples import SIZE_LIMIT_BYTES  # noqa: E402
 
 # What is rehearsed, and the kind of its data.
 CASES = {"root": "sp1024", "baseline_plus": "sp1024", "sp8192": "sp8192", "sp8192_ttt": "sp8192"}
@@ -105,8 +105,8 @@ def rehearse(name: str, folder: Path, settings: dict[str, Any]) -> Rehearsal:
         faults.append(f"{passes} of {config['sgd_phases']} passes of SGD")
     [sizes] = Run(folder).events("artifact")
     total = sizes["artifact_bytes"] + sizes["code_bytes"]
-    if total > CAP_BYTES:
-        faults.append(f"{total:,} bytes: over the cap of {CAP_BYTES:,}")
+    if total > SIZE_LIMIT_BYTES:
+        faults.append(f"{total:,} bytes: over the cap of {SIZE_LIMIT_BYTES:,}")
     if is_narrow and not faults:
         more = {"ITERATIONS": 4, "RESUME": "auto", "VAL_TOKENS": 2_000_000}
         faults += package_faults(folder) + run(script, 1, given | more)
@@ -120,7 +120,9 @@ def show(name: str, done: Rehearsal) -> None:
     print(f"\n{name:26} {'size':>22} {'seconds':>9} {'MiB':>6}")
     for row in done.stages:
         print("  {stage:24} {size:>22} {s:9.1f} {mib:6}".format_map(row))
-    print(f"  packed script and artifact: {done.total:,} bytes, {CAP_BYTES - done.total:,} left")
+    print(
+        f"  packed script and artifact: {done.total:,} bytes, {SIZE_LIMIT_BYTES - done.total:,} left"
+    )
     print("".join(f"  WRONG: {fault}\n" for fault in done.faults), end="", flush=True)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import real_size
 import rehearse
-from running import ROOT, config_of, imported, log_of
+from running import ROOT, import_script, make_config, make_log
 
 STACKS = {path.stem for path in (ROOT / "records" / "stacks").glob("*.json")}
 
@@ -54,10 +54,10 @@ def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
     given = real_size.make("caseops", folder)
     script = folder / "caseops_of_real_size.py"
     script.write_text(rehearse.script_of("caseops"))
-    module = imported(script)
+    module = import_script(script)
 
     def opened(**settings: object) -> tuple[Any, Any]:
-        config = config_of(module, **given, **settings)
+        config = make_config(module, **given, **settings)
         return config, module.check_settings(config, {"WORLD_SIZE": "1"})[1]
 
     yield SimpleNamespace(module=module, opened=opened, folder=folder)
@@ -69,7 +69,7 @@ def test_eight_ranks_read_all_documents(caseops: Any) -> None:
     tokens, which are 400 parts in one batch, and the 16 that are left for the last one."""
     module, (config, data) = caseops.module, caseops.opened()
     runtime = module.Runtime(config, {})
-    run = {"config": config, "runtime": runtime, "log": log_of(module), "phase": nullcontext}
+    run = {"config": config, "runtime": runtime, "log": make_log(module), "phase": nullcontext}
     scorer = module.DocumentTTT(SimpleNamespace(**run, data=data, model=None))
     documents, batches = scorer.find()
     runtime.world_size = 8

@@ -1,5 +1,5 @@
-"""tools/ablate.py: the plan, runs of a stand-in trainer and of ours, what is kept, what is
-concluded."""
+"""tools/ablate.py: which runs it plans and keeps, how it runs a stand-in trainer and our trainer,
+and what it concludes."""
 
 import dataclasses
 import json
@@ -14,13 +14,14 @@ from unittest import mock
 
 import ablate
 import pytest
-from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, started, until
+from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, start_process, wait_until
 from runs import Result, Run
 from samples import t_test
 
 TOOL = ROOT / "tools" / "ablate.py"
 TWO = ("--vary", "KNOB=0,1", "--out", "out")
-# Writes events as train_gpt.py does; its figures follow from settings. FAKE_*: how to misbehave.
+# A stand-in that writes events like train_gpt.py. Its figures follow from its settings. Variables
+# FAKE_* make it fail, wait, refuse its settings or become slower.
 FAKE = r"""
 import json, os, re, signal, sys
 from pathlib import Path
@@ -73,7 +74,7 @@ end("finished", 0)
 
 
 class Place:
-    """A folder in which a user works with a trainer; what the trainer was started with."""
+    """A folder in which a user works with the stand-in trainer, and the trainer's starts."""
 
     def __init__(self, folder: Path, call: Call) -> None:
         self.folder, self.call = folder, call
@@ -81,7 +82,7 @@ class Place:
         self.script.write_text(FAKE)
 
     def __call__(self, *words: str, **variables: str) -> tuple[int, str, str]:
-        """The tool on the trainer, with these variables in its environment."""
+        """Call ablate.py on the trainer, with these variables in the environment."""
         with mock.patch.dict(os.environ, variables):
             return self.call(ablate.main, *words, "--", "python3", "fake.py")
 
@@ -90,8 +91,8 @@ class Place:
         text = journal.read_text() if journal.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
 
-    def started(self) -> list[str]:
-        """The RUN_IDs without their checksums."""
+    def start_process(self) -> list[str]:
+        """Return the RUN_IDs of all starts, without their checksums."""
         return [re.sub("-[0-9a-f]{8}-seed", "-seed", start["RUN_ID"]) for start in self.starts()]
 
     def log(self, run: str) -> Path:
@@ -105,7 +106,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> Place:
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(ablate, "plot", lambda *_: "no picture in tests")
+    monkeypatch.setattr(ablate, "plot", lambda *_: "no plot in tests")
     return Place(tmp_path, call)
 
 
@@ -114,20 +115,25 @@ def verdict_of(out: str) -> str:
 
 
 def row_of(out: str, quantity: str) -> str:
-    """The line of a quantity in the table of differences."""
+    """Return the line of a quantity in the table of differences."""
     table = out.split("Differences from")[1].split("\n\n")[0]
     return next(line for line in table.splitlines() if quantity in line)
 
 
-def test_a_setting_that_the_script_does_not_have_ends_it(place: Place) -> None:
-    """Before the first run where the script can be asked, else after it."""
+def test_a_setting_that_the_script_does_not_have_is_an_error(place: Place) -> None:
+    """Before the first run if the script prints its settings, else after the first run."""
     (place.folder / "run.sh").write_text("exec python3 fake.py\n")
     quick = str(ROOT / "data" / "quickstart.py")
     for number, (vary, command, starts, words) in enumerate(
         (
-            ("KNBO=0,1", ("python3", "fake.py"), 0, "fake.py has no such setting: see its"),
-            ("MATRIX_LRR=0,1", ("python3", quick), 0, "train_gpt.py has no such setting: see"),
-            ("knob=0,1", ("bash", "run.sh"), 1, "knob=0: the run had None: no such setting"),
+            ("KNBO=0,1", ("python3", "fake.py"), 0, "fake.py has no such setting; --help lists"),
+            ("MATRIX_LRR=0,1", ("python3", quick), 0, "train_gpt.py has no such setting; --h"),
+            (
+                "knob=0,1",
+                ("bash", "run.sh"),
+                1,
+                "knob=0: the run had None: the trainer has no such",
+            ),
         )
     ):
         before, words_before = len(place.starts()), ("--vary", vary, "--out", f"out{number}", "--")
@@ -145,7 +151,7 @@ def test_runs_take_turns_and_are_paired_by_seed(place: Place) -> None:
     assert re.search(r"\[8/9\] .* finished, about \d+ s left\n", out)
     for start, run in zip(place.starts(), ids, strict=True):
         assert run == f"out-{start['KNOB']}-seed{start['SEED']}" and start["ITERATIONS"] == "30"
-        assert place.log(run).stem == start["RUN_ID"], "as any run's"
+        assert place.log(run).stem == start["RUN_ID"], "the log has the usual place"
     assert out.index("Verdict") < out.index("Differences") < out.index("What differs")
     assert (place.folder / "out" / "report.txt").read_text().strip() in out
 
@@ -160,39 +166,40 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     assert row_of(out, "validation time").endswith("  equal")
     verdict = verdict_of(out)
     assert verdict.startswith(f"KNOB=1 against KNOB=0: step time {figures}")
-    assert verdict.endswith("losses are equal to the digit: what was varied computes the same")
+    assert verdict.endswith("losses are equal to the last digit: the variants compute the same")
     out = place("--vary", "TRAIN_PREFETCH=1,0", "--out", "other")[1]
     assert "input wait +11 ms per step" in verdict_of(out)
     out = place(*TWO[:3], "one", "--seeds", "1")[1]
-    assert "one seed cannot tell a difference from chance: add --seeds 3" in verdict_of(out)
+    assert "one seed cannot tell a difference from chance; use --seeds 3" in verdict_of(out)
 
 
-def test_losses_are_judged_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two with p = 0.03 none is measurable, one alone is; other quantities do not count."""
-    test = dataclasses.replace(t_test([0.0] * 3, [1.0, 2.0, 4.0], by_seed=True), p_of_none=0.03)
+def test_losses_are_corrected_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With p = 0.03, one difference of losses is measurable, but none of two. Other quantities do
+    not count for the losses."""
+    test = dataclasses.replace(t_test([0.0] * 3, [1.0, 2.0, 4.0], by_seed=True), p_two_sided=0.03)
     monkeypatch.setattr(ablate, "t_test", lambda *_, **__: test)
     result = Result("roundtrip", "score", 2.0, 1.0)
     runs = [Run("x", seed=seed, result=result, val_total_ms=1.0) for seed in (1, 2)]
     for others, measurable in ((1, [True]), (2, [False, False])):
-        arms = {ablate.Arm((("KNOB", str(n)),)): runs for n in range(1 + others)}
-        found = ablate.differences(arms)
+        variants = {ablate.Variant((("KNOB", str(n)),)): runs for n in range(1 + others)}
+        found = ablate.find_differences(variants)
         assert [one.measurable for one in found if one.metric == "loss"] == measurable
         assert len(found) == 2 * others
 
 
 def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:
-    """Refused settings end everything."""
+    """If the trainer rejects its settings, no other run is started."""
     code, out, _ = place(*TWO, "--seeds", "3", FAKE_FAIL="out-1-seed1338")
     assert code == 1 and len(place.starts()) == 6
     assert "FAILED (exit code 1)" in out and "    boom: the disk is full" in out
     assert "KNOB=1 seed 1338: exit code 1" in out.split("Failed\n")[1]
-    assert re.split(r"  +", row_of(out, "step time"))[2] == "2", "two pairs"
+    assert re.split(r"  +", row_of(out, "step time"))[2] == "2", "only two pairs are left"
     code, out, _ = place(*TWO, "--seeds", "3")
     assert code == 0 and place.started()[6:] == ["out-1-seed1338"]
     assert "5 of 6 runs are finished and kept" in out
     code, out, err = place("--vary", "KNOB=0,1", "--out", "other", FAKE_REFUSE="1")
-    assert code == 2 and len(place.starts()) == 8, "the others would be refused, too"
-    assert "HEADS=3: set 4" in out and "nothing more was run" in err
+    assert code == 2 and len(place.starts()) == 8, "the others would fail, too"
+    assert "HEADS=3: set 4" in out and "no other run was started" in err
 
 
 def test_only_what_is_missing_runs_again(place: Place) -> None:
@@ -205,18 +212,18 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
     assert place(*TWO, "--seeds", "2")[0] == 0 and place.started()[begun:] == ["out-1-seed1337"]
-    assert not checkpoint.exists(), "it would be resumed"
+    assert not checkpoint.exists(), "the new run would resume from it"
     assert place("--vary", "KNOB=0,1,2", "--out", "out", "--seeds", "3")[0] == 0
     new = [f"out-2-seed{seed}" for seed in (1337, 1338, 1339)]
     new += ["out-0-seed1339", "out-1-seed1339"]
     assert sorted(place.started()[begun + 1 :]) == sorted(new)
 
 
-def test_runs_that_were_made_otherwise_are_not_mixed_in(
+def test_runs_of_another_experiment_are_not_mixed_in(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a setting or a script; each way keeps its own runs, and no log is touched that is not
-    the tool's."""
+    """Another setting or script makes another experiment, which keeps its own runs. Logs that
+    ablate.py did not make are not touched."""
     foreign = place.folder / "logs" / "out-0-seed1337.jsonl"
     foreign.parent.mkdir()
     foreign.write_text("precious")
@@ -243,7 +250,7 @@ def test_runs_that_were_made_otherwise_are_not_mixed_in(
         begun = len(place.starts())
         words = (*TWO, "--seeds", "1", "--", "python3", str(quick))
         assert place.call(ablate.main, *words)[0] == 0
-        assert len(place.starts()) == begun + 2, f"the trainer behind it: {number}"
+        assert len(place.starts()) == begun + 2, f"quickstart.py runs this trainer: {number}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -251,20 +258,22 @@ def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number:
     run = "out-1-seed1338"
     command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", "python3", "fake.py"]
     environment = {**os.environ, "FAKE_WAIT": run}
-    with started(command, env=environment, stderr=subprocess.STDOUT) as process:
-        until((place.folder / "waiting").exists)
+    with start_process(command, env=environment, stderr=subprocess.STDOUT) as process:
+        wait_until((place.folder / "waiting").exists)
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in out
-    assert "interrupted: finished runs are kept: give the same command again" in out
+    assert "interrupted: finished runs are kept; give the same command again" in out
     events = place.log(run).read_text()
-    assert json.loads(events.splitlines()[-1])["status"] == "interrupted", "it was asked to end"
+    assert json.loads(events.splitlines()[-1])["status"] == "interrupted", (
+        "the run received the interruption"
+    )
     assert place(*TWO, "--seeds", "2")[0] == 0
     assert len(place.starts()) == 5 and place.started()[2:4] == [run, run]
 
 
 def test_scripts_take_turns_as_settings_do(place: Place) -> None:
-    """Each takes the place of {script}, also in the options of a wrapper."""
+    """Each script replaces {script}, also in the options of a wrapper."""
     (place.folder / "ema.py").write_text(FAKE.replace("pace = 50", "pace = 70"))
     words = ("--script", "fake.py,ema.py", "--vary", "KNOB=0,1", "--out", "out", "--seeds", "2")
     start = "import os, sys\nos.execv(sys.executable, [sys.executable, sys.argv[2]])\n"
@@ -278,8 +287,8 @@ def test_scripts_take_turns_as_settings_do(place: Place) -> None:
     assert len(verdicts) == 3
 
 
-def test_no_two_arms_share_a_run(place: Place) -> None:
-    """Scripts of one name, and values that are joined to the same text or have commas."""
+def test_no_two_variants_share_a_run(place: Place) -> None:
+    """Even with scripts of one name, and with values that contain commas or join to one text."""
     for name, pace in (("a", "pace = 50"), ("b", "pace = 70")):
         (place.folder / name).mkdir()
         (place.folder / name / "x.py").write_text(FAKE.replace("pace = 50", pace))
@@ -303,8 +312,8 @@ def test_scores_of_other_texts_are_no_ablation(place: Place) -> None:
 
 @pytest.mark.slow
 def test_our_trainer_is_ablated(tmp_path: Path) -> None:
-    """Overlap changes nothing, and nothing differs between the runs but seed and overlap. A picture
-    is drawn."""
+    """Overlap does not change the losses; the runs differ only in seed and overlap. A plot is
+    drawn."""
     (tmp_path / "train_gpt.py").symlink_to(ROOT / "train_gpt.py")
     data = byte_data(tmp_path / "d") | {"DATA_PATH": "d", "TOKENIZER_PATH": "d/byte.json"}
     data |= {"TRAIN_BATCH_TOKENS": 512, "ITERATIONS": 6}
@@ -326,10 +335,10 @@ def test_our_trainer_is_ablated(tmp_path: Path) -> None:
 def test_a_command_that_sets_the_variable_itself_is_named(place: Place, call: Call) -> None:
     for number, (own, words) in enumerate(
         (
-            ("KNOB=1", "KNOB=2: the run had 1.0: no such setting, or the command sets it"),
-            ("NAMES=c", "NAMES=x: the run had c: no such setting, or the command sets it"),
-            ("SEED=5", "SEED=1337: the run had 5: no such setting, or the command sets it"),
-            ("RUN_ID=x", "was not written: train, and set no RUN_ID"),
+            ("KNOB=1", "KNOB=2: the run had 1.0: the trainer has no such setting, or the"),
+            ("NAMES=c", "NAMES=x: the run had c: the trainer has no such setting, or the"),
+            ("SEED=5", "SEED=1337: the run had 5: the trainer has no such setting, or the"),
+            ("RUN_ID=x", "was not written; the command must train, and must not set RUN_ID itself"),
         )
     ):
         Path("run.sh").write_text(f"{own} exec {sys.executable} fake.py\n")

@@ -1,4 +1,5 @@
-"""tools/compare.py and its picture: what differs, same data, A against B with its refusals."""
+"""tools/compare.py and its plot: what differs, the same data, the test of A against B and when it
+is refused."""
 
 import math
 import re
@@ -15,7 +16,7 @@ from made_logs import SMI, TOKENS, bpb_of, event_lines, log_text, read_text
 from matplotlib.figure import Figure
 from running import ROOT, Call
 from runs import read_logs
-from samples import seed_groups, telling
+from samples import relevant_differences, seed_groups
 
 RECORD = ROOT / "records/track_non_record_16mb/2026-11-22_OverlapAblation"
 A, B = [2.0600, 2.0612, 2.0607], [2.0801, 2.0790, 2.0812]  # nats of three seeds
@@ -27,7 +28,7 @@ def write_log(path: Path, **changed: Any) -> Path:
     return path
 
 
-def arm(folder: Path, name: str, results: list[float], **changed: Any) -> list[str]:
+def seed_logs(folder: Path, name: str, results: list[float], **changed: Any) -> list[str]:
     return [
         str(write_log(folder / f"{name}_seed{seed}.log", seed=seed, nats=nats, **changed))
         for seed, nats in enumerate(results, 1)
@@ -35,7 +36,7 @@ def arm(folder: Path, name: str, results: list[float], **changed: Any) -> list[s
 
 
 def block(out: str, title: str) -> list[str]:
-    """The lines below a title, to the next empty line."""
+    """Return the lines below a title, up to the next empty line."""
     return next(part for part in out.split("\n\n") if part.startswith(title)).splitlines()[1:]
 
 
@@ -47,19 +48,19 @@ def edited(path: str | Path, change: Callable[[str], str]) -> str:
 def test_what_differs_comes_first_and_counts_runs(tmp_path: Path, call: Call) -> None:
     """Runs that differ only in their seed are a group."""
     values, other = [2.05, 2.06, 2.07], {"matrix_lr": 0.02, "code": 48100}
-    logs = arm(tmp_path, "a", values) + arm(tmp_path, "b", [2.04, 2.08], **other)
+    logs = seed_logs(tmp_path, "a", values) + seed_logs(tmp_path, "b", [2.04, 2.08], **other)
     code, out, err = call(compare.main, *logs)
     assert (code, err) == (0, "") and out.startswith("What differs")
     rows = [" ".join(line.split()) for line in block(out, "What differs")]
     lrs, sizes = "matrix_lr 0.04: 1, 2, 3 | 0.02: 4, 5", "code_bytes 48000: 1, 2, 3 | 48100: 4, 5"
     assert rows == ["seed 1: 1, 4 | 2: 2, 5 | 3: 3", lrs, sizes]
     mean, std = statistics.fmean(values), statistics.stdev(values)
-    said = f"equal but for the seed: nats {mean:.5f} std {std:.5f}\n"
-    assert f"\nRuns 1, 2, 3, {said}" in out and "\nRuns 4, 5, equal but for the seed" in out
+    line = f"Runs 1, 2, 3 differ only in their seed: mean {mean:.5f} nats, std {std:.5f}"
+    assert f"\n{line}\n" in out and "\nRuns 4, 5 differ only in their seed" in out
 
 
 def test_what_a_recipe_adds_is_shown(tmp_path: Path, call: Call) -> None:
-    """Only its log has the setting."""
+    """Only the log of the recipe has the setting."""
     for name, changed in (("base", {}), ("ema", {"ema_decay": 0.9})):
         (tmp_path / f"{name}.jsonl").write_text(event_lines(ms=len(name), **changed))
     _, out, _ = call(compare.main, tmp_path)
@@ -81,8 +82,8 @@ def test_the_tables_hold_the_numbers_of_the_logs(tmp_path: Path, call: Call) -> 
     assert code == 0 and "Notes" not in out
 
 
-def test_what_may_change_a_result(tmp_path: Path) -> None:
-    """Not where data lie, nor how often lines are printed, nor what one log alone tells."""
+def test_conditions_that_may_change_a_result(tmp_path: Path) -> None:
+    """Not the folder of the data, nor how often lines are printed, nor what only one log has."""
     first = {"data_path": "/a/x", "val_every": 1, "odd": 1, "run_id": "a", "iterations": 9}
     second = {"data_path": "/b/x", "val_every": 2, "run_id": "b", "iterations": 8}
     first["warmdown_iters"], second["warmdown_iters"] = 1, 2
@@ -90,7 +91,8 @@ def test_what_may_change_a_result(tmp_path: Path) -> None:
     texts[1] = texts[1].replace("PyTorch 2.9.1", "PyTorch 2.8.0")
     runs = [read_text(tmp_path, text).runs[0] for text in texts]
     names = ["iterations", "warmdown_iters", "world_size", "torch"]
-    assert telling(runs) == names and telling(runs, names) == []
+    assert relevant_differences(runs) == names
+    assert relevant_differences(runs, names) == []
     assert seed_groups(runs) == [[0], [1]] and seed_groups(runs, names) == [[0, 1]]
 
 
@@ -121,139 +123,151 @@ def test_same_data_is_judged_at_the_last_common_step(tmp_path: Path, call: Call)
 
 
 def test_a_better_group_is_shown_with_its_test(tmp_path: Path, call: Call) -> None:
-    """Groups are named by their logs, or by their folders."""
-    a, b = arm(tmp_path / "a", "a", A), arm(tmp_path / "b", "b", B, matrix_lr=0.02)
+    """Groups are given by their logs, or by their folders."""
+    a, b = seed_logs(tmp_path / "a", "a", A), seed_logs(tmp_path / "b", "b", B, matrix_lr=0.02)
     code, out, _ = call(compare.main, "--a", tmp_path / "a", "--b", tmp_path / "b")
     test, lines = samples.t_test(A, B, margin=0.005), block(out, "A against B")
     assert code == 0 and out.startswith("A against B")
-    assert lines[0] == f"  A is better than B by more than 0.005 nats: p = {test.p:.2g} < 0.01"
+    assert (
+        lines[0] == f"  A is better than B by more than 0.005 nats (p = {test.p:.2g}, below 0.01)"
+    )
     assert lines[1].startswith(f"  A is {test.difference:.5f} nats lower (95 % interval")
     mean, std = statistics.fmean(A), statistics.stdev(A)
     test = samples.t_test(A, B, by_seed=True)
     reach = f"{test.low:+.5f} to {test.high:+.5f})"
-    said = "  paired by seed (3 pairs): A is 0.01947 nats lower (95 % interval of the difference "
-    assert lines[2] == said + reach
+    start = "  paired by seed (3 pairs): A is 0.01947 nats lower (95 % interval of the difference "
+    assert lines[2] == start + reach
     assert lines[3] == f"  A: 3 runs, {mean:.5f} nats, std {std:.5f}"
     assert not [line for line in lines if "note" in line]
     out = call(compare.main, "--a", *b, "--b", *a)[1]
-    assert "not shown that A is better" in out and "nats higher" in out
+    assert "A is not shown to beat B by more than 0.005 nats (p = " in out and "nats higher" in out
 
 
 def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> None:
     """Each reason is one line."""
-    a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", B)
-    mixed = [*a[:2], *arm(tmp_path, "m", [2.0607], matrix_lr=0.02)]
+    a, b = seed_logs(tmp_path, "a", A), seed_logs(tmp_path, "b", B)
+    mixed = [*a[:2], *seed_logs(tmp_path, "m", [2.0607], matrix_lr=0.02)]
     copy, gone = str(write_log(tmp_path / "copy.log", nats=A[0])), str(tmp_path / "gone.log")
-    [cut] = arm(tmp_path, "cut", [2.07])
+    [cut] = seed_logs(tmp_path, "cut", [2.07])
     edited(cut, lambda log: log.split("step:10000/")[0])
-    [diverged] = arm(tmp_path, "n", [math.nan])
-    parts = arm(tmp_path, "p", B, partial=" partial_val:1")
-    say = "name the runs of one, or say that it does not matter: --allow matrix_lr"
+    [diverged] = seed_logs(tmp_path, "n", [math.nan])
+    parts = seed_logs(tmp_path, "p", B, partial=" partial_val:1")
+    remedy = "give the runs of one configuration, or add --allow matrix_lr if it does not matter"
     for ours, theirs, *reasons in (
-        (mixed, b, f"A mixes configurations: matrix_lr differ: {say}"),
-        (a[:1], b, "A has 1 of the two runs that a test needs; three are better"),
-        ([*a, copy], b, "a_seed1.log and copy.log are the same run, to the digit: it counts once"),
-        (a, [*b, a[0]], "a_seed1.log and a_seed1.log are the same run, to the digit"),
+        (mixed, b, f"A mixes configurations: matrix_lr differ; {remedy}"),
+        (a[:1], b, "A has 1 runs; a test needs at least two, and three are better"),
+        ([*a, copy], b, "a_seed1.log and copy.log are the same run, equal to the last digit"),
+        (a, [*b, a[0]], "a_seed1.log and a_seed1.log are the same run, equal to the last digit"),
         ([*a, cut], b, "cut_seed1.log (unfinished, step 1000) has no result to compare"),
         ([a[0], a[2], gone], b, f"no run was read from {gone}"),
         (a, [*b, diverged], "n_seed1.log (finished, step 13790) has no result to compare"),
-        (a, parts, "some runs scored a part of the validation split: run again without VAL_TOKE"),
+        (a, parts, "some runs scored only a part of the validation split; run them without VAL_"),
         (parts[:2], parts[2:] + a[:1], "B mixes configurations: partial_val", "some runs scored"),
     ):
         code, out, _ = call(compare.main, "--a", *ours, "--b", *theirs)
         lines = [line.removeprefix("  refused: ") for line in block(out, "A against B")]
         assert code == 1 and "Welch" not in out and len(lines) == len(reasons), lines
         assert all(line.startswith(reason) for line, reason in zip(lines, reasons, strict=True))
-    more = arm(tmp_path, "q", A, partial=" partial_val:1")
+    more = seed_logs(tmp_path, "q", A, partial=" partial_val:1")
     code, out, _ = call(compare.main, "--a", *more, "--b", *parts, "--allow", "partial_val")
     [note] = block(out, "Notes")
-    assert code == 0 and note.startswith("  all runs scored a part of the validation split")
+    assert code == 0 and note.startswith("  all runs scored only a part of the validation split")
     code, out, _ = call(compare.main, "--a", *mixed, "--b", *b, "--allow", "MATRIX_LR")
     assert code == 0 and "Welch" in out
     code, out, err = call(compare.main, "--a", *a, "--b", *b, "--allow", "MATRIX_RL")
-    remedy = "no run has it: see compare.py LOG..."
+    remedy = "no run has this condition; compare.py LOG... shows them"
     assert (code, out, err) == (1, "", f"error: --allow matrix_rl: {remedy}\n")
-    flat = arm(tmp_path, "f", [2.06, 2.06]), arm(tmp_path, "g", [2.07, 2.07])
+    flat = seed_logs(tmp_path, "f", [2.06, 2.06]), seed_logs(tmp_path, "g", [2.07, 2.07])
     code, out, _ = call(compare.main, "--a", *flat[0], "--b", *flat[1])
-    assert code == 1 and "refused: the results of each group are equal to the digit" in out
+    assert code == 1 and "refused: the results in each group are equal, so the spread" in out
 
 
 def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -> None:
-    """Also where no log tells its tokens: the bytes a token follow from the results."""
-    a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
-    code, out, _ = call(compare.main, "--a", *a, "--b", *b)  # as many tokens: another text
-    assert code == 1 and "texts: a_seed2.log 151,080,362 bytes and b_seed1.log 249,282,598" in out
+    """Also if no log tells its tokens: the bytes per token follow from the results."""
+    a, b = seed_logs(tmp_path, "a", A), seed_logs(tmp_path, "b", [3.39, 3.391, 3.392], factor=1.65)
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b)  # as many tokens, so the texts differ
+    assert (
+        code == 1
+        and "texts differ: a_seed2.log 151,080,362 bytes and b_seed1.log 249,282,598" in out
+    )
     for path in (*a, *b):
         edited(path, lambda log: log.replace(f" tokens:{TOKENS}", ""))
     code, out, _ = call(compare.main, "--a", *a, "--b", *b)
-    assert code == 0 and "note: tokenizers differ: compared in bits per byte" in out
-    assert "A is better than B by more than 0.0018 bits per byte" in out
+    assert code == 0 and "note: the tokenizers differ, so bits per byte are compared" in out
+    assert "A is not shown to beat B by more than 0.0018 bits per byte (p = " in out
 
 
 def test_equal_runs_are_called_equal(tmp_path: Path, call: Call) -> None:
-    a, b = arm(tmp_path, "a", A), arm(tmp_path, "b", A, ms=43.6)
+    a, b = seed_logs(tmp_path, "a", A), seed_logs(tmp_path, "b", A, ms=43.6)
     lines = block(call(compare.main, "--a", *a, "--b", *b)[1], "A against B")
-    assert lines[1] == "  A and B are equal seed by seed, to the digit (3 pairs)"
+    assert lines[1] == "  A and B are equal to the last digit for each seed (3 pairs)"
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that would be saved."""
+    """Return a list that collects the figures instead of writing them."""
     figures: list[Any] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     return figures
 
 
 def legend_of(figure: Any) -> tuple[list[str], str]:
-    """The names in the legend, and the note above them."""
+    """Return the names in the legend, and the note above them."""
     legend = figure.legends[0]
     names = [text.get_text() for text in legend.get_texts()]
     return names, " ".join(legend.get_title().get_text().split())
 
 
-def test_a_picture_shows_each_arm(tmp_path: Path, drawn: list[Any], call: Call) -> None:
-    """It has a title; each arm has a colour and a line of the legend."""
-    logs = arm(tmp_path, "lr1", A, matrix_lr=0.01) + arm(tmp_path, "lr2", B, matrix_lr=0.02)
-    logs += arm(tmp_path, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
+def test_a_plot_shows_each_variant(tmp_path: Path, drawn: list[Any], call: Call) -> None:
+    """Each variant has a colour and a line of the legend, which says what was varied."""
+    logs = seed_logs(tmp_path, "lr1", A, matrix_lr=0.01) + seed_logs(
+        tmp_path, "lr2", B, matrix_lr=0.02
+    )
+    logs += seed_logs(tmp_path, "lr3", [2.07, 2.071, 2.069], matrix_lr=0.03)
     assert call(compare.main, *logs, "--plot", "x.svg")[0] == 0
     figure = drawn[0]
     curves, dots = figure.axes
-    assert figure.get_suptitle() == "arms: 3, runs: 9"
-    assert legend_of(figure)[0] == ["lr1", "lr2", "lr3"]
+    assert figure.get_suptitle() == "variants: 3, runs: 9"
+    assert legend_of(figure)[0] == ["MATRIX_LR=0.01", "MATRIX_LR=0.02", "MATRIX_LR=0.03"]
     assert [len(line.get_xdata()) for line in curves.lines] == [2, 2, 2]
     assert len({line.get_color() for line in curves.lines}) == 3
     mean = sum(bpb_of(nats - 0.01) for nats in A) / 3
-    assert curves.lines[0].get_ydata()[-1] == pytest.approx(mean, abs=1e-4), "the seeds' mean"
-    assert len(curves.collections) == 3, "a band an arm"
+    assert curves.lines[0].get_ydata()[-1] == pytest.approx(mean, abs=1e-4), "the mean of the seeds"
+    assert len(curves.collections) == 3, "one band for each variant"
     band = [y for x, y in curves.collections[0].get_paths()[0].vertices if x == 13_790]
     std = statistics.stdev(bpb_of(nats) for nats in A)
     assert max(band) - min(band) == pytest.approx(2 * std, abs=1.5e-4)
     [[_, place]] = dots.containers[0].lines[0].get_xydata()
-    assert place == pytest.approx(sum(map(bpb_of, A)) / 3) and not dots.patches, "no bar"
-    assert [len(row.get_offsets()) for row in dots.collections[::2]] == [3, 3, 3], "a dot per seed"
+    assert place == pytest.approx(sum(map(bpb_of, A)) / 3) and not dots.patches, "no bar is drawn"
+    assert [len(row.get_offsets()) for row in dots.collections[::2]] == [3, 3, 3], (
+        "one dot for each seed"
+    )
 
 
-def test_no_arm_of_a_record_is_left_out(drawn: list[Any], call: Call) -> None:
-    """Also where two arms have the same settings; what is equal is said."""
+def test_no_variant_of_a_record_is_left_out(drawn: list[Any], call: Call) -> None:
+    """Also if two variants have the same settings: then the legend has the names of the logs. A
+    note says that results are equal."""
     assert call(compare.main, RECORD, "--plot", "x.png")[0] == 0
     curves, dots = drawn[0].axes
     names, note = legend_of(drawn[0])
     assert len(dots.containers) == len(curves.lines) == 6
-    assert names[:3] == ["slow_disk_train_prefetch0", "slow_disk_train_prefetch1", "train"]
-    assert len(names) == 6 and drawn[0].get_suptitle() == "arms: 6, runs: 18"
-    assert note == "Note: 6 arms have equal results, seed by seed, to the digit"
+    assert names[0] == "slow_disk_train_prefetch0: TRAIN_PREFETCH=0 VAL_PREFETCH=1"
+    assert len(names) == 6 and drawn[0].get_suptitle() == "variants: 6, runs: 18"
+    assert note == "Note: the results of 6 variants are equal to the last digit for each seed"
     looks = {(line.get_color(), line.get_marker()) for line in drawn[0].legends[0].get_lines()}
     assert len(looks) == 6
 
 
-def test_differences_of_equal_seeds_are_drawn_under_their_verdict(
+def test_differences_between_equal_seeds_are_drawn_below_the_verdict(
     tmp_path: Path, drawn: list[Any]
 ) -> None:
-    arms = [read_logs(arm(tmp_path, name, nats)).runs for name, nats in (("a", A), ("b", B))]
-    report.plot(arms, ["one", "two"], tmp_path / "x.png", ["two against one: loss +0.0195 nats"])
+    groups = [
+        read_logs(seed_logs(tmp_path, name, nats)).runs for name, nats in (("a", A), ("b", B))
+    ]
+    report.plot(groups, ["one", "two"], tmp_path / "x.png", ["two against one: loss +0.0195 nats"])
     dots = drawn[0].axes[1]
     assert drawn[0].get_suptitle() == "two against one: loss +0.0195 nats"
-    assert dots.get_ylabel() == "nats above one, same seed; lower is better"
+    assert dots.get_ylabel() == "nats above one with the same seed; lower is better"
     points = [y for _, y in dots.collections[0].get_offsets()]
     assert points == pytest.approx([b - a for a, b in zip(A, B, strict=True)])
     [[low, high]] = [bar[:, 1] for bar in dots.containers[0].lines[2][0].get_segments()]
@@ -261,42 +275,49 @@ def test_differences_of_equal_seeds_are_drawn_under_their_verdict(
     assert (low, high) == pytest.approx((test.low, test.high))
 
 
-def test_the_picture_says_what_must_be_known(tmp_path: Path, drawn: list[Any], call: Call) -> None:
-    """Parts of the split, runs that are left out, in lines that fit."""
-    a, b = arm(tmp_path, "a", A, partial=" partial_val:1"), arm(tmp_path, "b", B, matrix_lr=0.2)
+def test_the_plot_has_a_note(tmp_path: Path, drawn: list[Any], call: Call) -> None:
+    """It says that runs are left out or scored a part of the split, in lines that fit."""
+    a, b = (
+        seed_logs(tmp_path, "a", A, partial=" partial_val:1"),
+        seed_logs(tmp_path, "b", B, matrix_lr=0.2),
+    )
     edited(b[0], lambda log: log.split("step:13790/")[0])
     assert call(compare.main, *a, *b, "--plot", "x.png")[0] == 0
     note = legend_of(drawn[0])[1]
-    assert note.startswith("Note: 1 unfinished run left out; some runs scored a part of the vali")
+    assert note.startswith("Note: 1 unfinished run left out; some runs scored only a part of the ")
     lines = drawn[0].legends[0].get_title().get_text().split("\n")
     assert max(map(len, lines)) <= 13 * drawn[0].get_figwidth()
 
 
-def test_arms_that_differ_in_more_than_settings_are_told_apart(
+def test_variants_that_differ_in_more_than_settings_have_names_of_logs(
     tmp_path: Path, drawn: list[Any], call: Call
 ) -> None:
-    """By the names of their logs. Losses of two tokenizers are not drawn together."""
+    """Losses of two tokenizers are not drawn together."""
     for n in (1, 2):
         path = write_log(tmp_path / f"train_seed{n}.log", code=n, nats=2 + n, factor=1 + n)
         edited(path, lambda log: re.sub(r"(?m)^step:.* val_loss.*\n", "", log))
         edited(path, lambda log: re.sub(r"(?m)(train_loss.*)$", r"\1 mean_loss:2.5", log))
     assert call(compare.main, path, "--plot", "x.png")[0] == 0
     curve = drawn.pop().axes[0]
-    assert curve.get_ylabel().startswith("training loss, mean since the line before")
+    assert curve.get_ylabel().startswith(
+        "training loss (nats per token), mean since the previous line"
+    )
     assert [*curve.lines[0].get_ydata()] == [2.5] * 2, "single batches look like a loss that rises"
     assert call(compare.main, tmp_path, "--plot", "x.png")[0] == 0
     names, note = legend_of(drawn[0])
-    assert names == ["train_seed1.log", "train_seed2.log"] and len(drawn[0].axes) == 1
+    assert (
+        names == [f"train_seed{n}.log: code_bytes {n}" for n in (1, 2)] and len(drawn[0].axes) == 1
+    )
     assert note.endswith("not all runs have 3 validations, or training losses of one tokenizer")
 
 
 NATS_A, NATS_B = [1.8897, 1.8891, 1.8911], [1.9030, 1.9052, 1.9056]
 
 
-def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None:
+def test_welch_tests_whether_the_first_mean_is_lower_by_the_margin() -> None:
     better = samples.t_test(NATS_A, NATS_B, margin=0.005)
     assert better.difference == pytest.approx(0.0146333, abs=1e-6)
-    # By hand: both variances over 3, Welch's degrees of freedom, Student's t.
+    # Computed by hand: both variances over 3, Welch's degrees of freedom, Student's t.
     va, vb = (statistics.stdev(values) ** 2 / 3 for values in (NATS_A, NATS_B))
     assert better.t == pytest.approx((better.difference - 0.005) / math.sqrt(va + vb))
     assert better.df == pytest.approx((va + vb) ** 2 / (va**2 / 2 + vb**2 / 2))
@@ -308,7 +329,7 @@ def test_welch_asks_whether_the_first_is_lower_by_more_than_the_margin() -> None
     assert worse.low == pytest.approx(-better.high)
 
 
-def test_pairs_take_out_what_both_share() -> None:
+def test_pairs_remove_the_common_spread() -> None:
     a, b = [1.0, 2.0, 3.0, 4.0], [1.011, 2.009, 3.010, 4.010]
     outcome = samples.t_test(a, b, margin=0.005, by_seed=True)
     assert outcome.p < 0.001 < 0.4 < samples.t_test(a, b, margin=0.005).p
@@ -317,11 +338,11 @@ def test_pairs_take_out_what_both_share() -> None:
     assert outcome.high - 0.010 == pytest.approx(3.182446 * 0.81650e-3 / 2, rel=1e-4)
 
 
-def test_holm_makes_p_values_hold_together() -> None:
-    """The smallest of n is taken n times, the next one n - 1 times; none becomes smaller."""
+def test_holm_corrects_p_values_together() -> None:
+    """The smallest of n p-values is multiplied by n, the next one by n - 1; the order is kept."""
     assert samples.holm([0.02, 0.01, math.nan, 0.04]) == pytest.approx(
         [0.04, 0.03, math.nan, 0.04], nan_ok=True
     )
     assert samples.holm([0.6, 0.5]) == [1.0, 1.0]
     same = samples.t_test([1.0, 2.0, 3.0], [1.1, 2.0, 3.2], by_seed=True)
-    assert same.low < 0 < same.high and 0.05 < same.p_of_none < 0.5
+    assert same.low < 0 < same.high and 0.05 < same.p_two_sided < 0.5

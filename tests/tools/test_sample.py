@@ -16,7 +16,16 @@ import sample
 import sentencepiece
 import torch
 from packed import packed_form
-from running import ROOT, SMALL_MODEL, TRAINER, Corpus, byte_data, config_of, run_script, train_gpt
+from running import (
+    ROOT,
+    SMALL_MODEL,
+    TRAINER,
+    Corpus,
+    byte_data,
+    make_config,
+    run_script,
+    train_gpt,
+)
 
 RUN = {**SMALL_MODEL, "ITERATIONS": 4, "VAL_LOSS_EVERY": 0, "RUN_ID": "r", "TRAIN_SEQ_LEN": 16}
 RUN |= {"MATRIX_LR": 0.2, "TIED_EMBED_LR": 0.5, "TRAIN_BATCH_TOKENS": 1024, "VAL_TOKENS": 64}
@@ -60,7 +69,7 @@ def write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def plain_loop(run: Trained, tokens: list[int], length: int) -> list[int]:
     """The most likely tokens after the first one, by the trainer's own model."""
     folder, settings = run
-    config = config_of(**settings)
+    config = make_config(**settings)
     model = train_gpt.GPT(config, torch.float32)
     data = (folder / "logs" / "r.int8.ptz").read_bytes()
     model.load_state_dict(train_gpt.unpack(data, model.state_dict()))

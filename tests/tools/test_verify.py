@@ -16,7 +16,7 @@ import pytest
 import verify
 from edits import MISTAKES, RIGHT, Edits, edits_of
 from faults.live import edited
-from running import ROOT, Call, started, until
+from running import ROOT, Call, start_process, wait_until
 
 FORGOTTEN = {  # what `resume` names
     "a count in an optimizer's attribute": "Trainer.muon.seen (",
@@ -61,10 +61,10 @@ def test_interrupt_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(temporary))
     script = edited(temporary / "mine.py", at_end("time.sleep(300 * (self.step == 4))"))
     command = [sys.executable, ROOT / "tools" / "verify.py", script, "WARMUP_STEPS=0"]
-    run = started(command)
+    run = start_process(command)
     saved = "verify-*/full/checkpoints/full/step_00000004.pt"
     try:
-        until(lambda: list(temporary.glob(saved)), seconds=120)
+        wait_until(lambda: list(temporary.glob(saved)), seconds=120)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does
         out, err = run.communicate(timeout=90)
         assert (run.returncode, out.count("\n"), err) == (130, 0, "")
