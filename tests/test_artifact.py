@@ -1,5 +1,5 @@
 """The artifact has the challenge's layout and decodes within its error bound, files of its own
-script load, a size over the cap is said, and nothing in a file is ever executed."""
+script load, a size over the limit gives a warning, and nothing in a file is ever executed."""
 
 import errno
 import io
@@ -206,7 +206,7 @@ def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(tmp_path: Pa
         f"Code size: {code} bytes",
         f"Total submission size: {code + model.stat().st_size} bytes",
         f"Total submission size int8+zlib: {code + artifact} bytes",
-        f"WARNING: {code + artifact} bytes, the cap is 16,000,000",
+        f"WARNING: artifact and script have {code + artifact} bytes; the size limit is 16,000,000",
     ):
         assert line in lines
     words = r"payload:\d+ raw_torch:\d+ payload_ratio:\d+\.\d\dx"

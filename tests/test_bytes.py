@@ -145,8 +145,9 @@ def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path
         (data / "tokenizer.sha256").write_text(line)
         faults, _ = tg.check_settings(make_config(**env), {})
         assert len(faults) == refused, faults
-    set_it = f"did not make the shards: set or restore {data}/../../tokenizers/right.model"
-    assert faults == [f"TOKENIZER_PATH={corpus.tokenizer}: {set_it}"]
+    what = "is not the tokenizer that made the shards"
+    remedy = f"set or restore {data}/../../tokenizers/right.model"
+    assert faults == [f"TOKENIZER_PATH={corpus.tokenizer} {what}; {remedy}"]
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -195,7 +196,7 @@ def test_a_tokenizer_without_a_piece_for_a_space_is_refused(tmp_path: Path) -> N
     for byte_fallback in (True, False):  # a space is three byte pieces, or unknown
         lines = [line.replace(" ", "") for line in LINES]
         train_tokenizer(path, lines, byte_fallback=byte_fallback)
-        with pytest.raises(tg.RunError, match="no piece for one space"):
+        with pytest.raises(tg.RunError, match="no piece for a single space"):
             tg.read_tokenizer(make_config(TOKENIZER_PATH=path, DATA_PATH=tmp_path))
 
 
@@ -217,5 +218,7 @@ def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -
     run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=make_log())
     run.log.files = {"": None}
     tg.log_score(run, 1.0, 1.0, 1.0)
-    assert "WARNING: 2 targets are unknown to the tokenizer" in "\n".join(run.log.lines)
+    assert "WARNING: 2 targets of the validation set are unknown to the tokenizer" in "\n".join(
+        run.log.lines
+    )
     assert run.log.events[-1]["unknown_targets"] == 2

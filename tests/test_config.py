@@ -93,7 +93,7 @@ def test_print_config_says_which_values_were_given(main: Call) -> None:
 
 def test_help_shows_every_setting_with_its_default(main: Call) -> None:
     code, out, err = main("--help")
-    shown = re.findall(r"(?m)^    (\w+): .+? = (.*?)  # [^;]+; .{4,}", out)
+    shown = re.findall(r"(?m)^    (\w+): .+? = (.*?)  # .{12,}", out)
     texts = {"True": "1", "False": "0"}
     texts["CONTROL_TENSOR_NAMES"] = train_gpt.CONTROL_TENSOR_NAMES
     defaults = {name.upper(): texts.get(text, text.strip('"')) for name, text in shown}
@@ -104,12 +104,14 @@ def test_help_shows_every_setting_with_its_default(main: Call) -> None:
 
 def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
     [line] = re.findall(r"(?m)^    seed: .*= 1337 .*\n", inspect.getsource(train_gpt.Config))
-    lines = line + "    my_rate: float = 2.5  # rate; mine\n"
+    lines = line + "    my_rate: float = 2.5  # my rate\n"
     script = edited(tmp_path / "edited.py", [(line, lines)])
     done = run_script(script, tmp_path, "--print-config", MY_RATE="3")
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "given"}
     done = run_script(script, tmp_path, "MY_RATES=3")
-    assert done.code == 2 and "MY_RATES=3: no such setting: did you mean MY_RATE=" in done.err
+    assert (
+        done.code == 2 and "MY_RATES=3: there is no such setting; did you mean MY_RATE=" in done.err
+    )
 
 
 def test_a_line_end_of_windows_is_not_a_part_of_a_value() -> None:
@@ -136,7 +138,7 @@ def test_remedies_help_and_without_faults_it_trains(tmp_path: Path, shape: dict[
             faults = faults_of(mine, ranks)
             for fault in faults:
                 name, _, remedy = fault.partition("=")
-                mine[name] = re.search(r"set \D*(\d+)", remedy)[1]
+                mine[name] = re.search(r"(?:set|try) \D*(\d+)", remedy)[1]
         assert faults == []
         config = make_config(**mine)
         model = train_gpt.GPT(config, torch.float32)
@@ -159,7 +161,7 @@ def test_all_that_is_wrong_is_in_one_error(main: Call, tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     for word, near in arguments.items():
         assert [near in fault for fault in faults if fault.startswith(f"{word}: ")] == [True]
-    starts = [f"{name}={value}: " for name, value in wrong.items()]
+    starts = [f"{name}={value} " for name, value in wrong.items()]
     starts += [str(tmp_path / "data" / "fineweb_train_000000.bin"), "DATA_PATH="]
     assert [s for s in starts if sum(fault.startswith(s) for fault in faults) != 1] == []
     assert len(faults) == len(starts) + len(arguments), err
@@ -171,8 +173,8 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
         capture_output=True,
         text=True,
     )
-    install = f"or {sys.executable} -m pip install -r requirements.txt"
-    remedy = rf"No module named '\w+': activate the environment that README.md makes, {install}"
+    install = f"or run {sys.executable} -m pip install -r requirements.txt"
+    remedy = rf"No module named '\w+'; activate the environment that README.md creates, {install}"
     assert (done.returncode, done.stdout) == (1, "")
     assert re.fullmatch(rf"\S+train_gpt.py: {remedy}\n", done.stderr)
 
@@ -180,10 +182,13 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
 def test_missing_data_comes_with_scripts_that_exist(main: Call) -> None:
     code, _, err = main(DATA_PTH="elsewhere")
     folder, tokenizer, near = listed(err)
-    assert code == 2 and ": no such folder: python3 data/" in folder
+    assert code == 2 and " is not a folder; python3 data/" in folder
     [script] = re.findall(r"\w+\.py", folder)
     assert (ROOT / "data" / script).exists() and tokenizer.startswith("TOKENIZER_PATH=")
-    assert near == "DATA_PTH in the environment is no setting; DATA_PATH is"
+    assert (
+        near
+        == "DATA_PTH in the environment is not a setting and was ignored; did you mean DATA_PATH?"
+    )
     code, out, err = main("--print-config", DATA_PTH="elsewhere")
     assert (code, err) == (0, f"WARNING: {near}\n") and json.loads(out)
 
@@ -196,7 +201,12 @@ def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert faults_of({**environment, "DEVICE": "cpu"}) == []
     for device in ("auto", "cuda"):
         [fault] = faults_of({**environment, "DEVICE": device})
-        words = [f"DEVICE={device}: ", torch.__version__, str(torch.version.cuda), "set cpu"]
+        words = [
+            f"DEVICE={device} is not possible: ",
+            torch.__version__,
+            str(torch.version.cuda),
+            "set DEVICE=cpu",
+        ]
         assert [word for word in words if word not in fault] == []
 
 
@@ -212,7 +222,10 @@ def test_a_misspelt_name_is_a_warning_that_names_the_setting() -> None:
     slips = {slip: name for slip, name in slips.items() if slip not in SETTINGS}
     config, given, faults, warnings = train_gpt.read_config([], dict.fromkeys(slips, "1"))
     assert config == train_gpt.Config() and not given and not faults
-    expected = {f"{slip} in the environment is no setting; {slips[slip]} is" for slip in slips}
+    expected = {
+        f"{slip} in the environment is not a setting and was ignored; did you mean {slips[slip]}?"
+        for slip in slips
+    }
     assert expected - {*warnings} == set()
 
 
@@ -226,14 +239,16 @@ def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> N
     settings = small(tmp_path / "data") | {"RUN_ID": "r", "NUM_KV_HEADS": 3}
     run = Live(tmp_path / "run", 2, other={"MODEL_DIM": 30, "SEED": "x"}, **settings)
     assert run.end() == [2, 2] and "Traceback" not in run.err and run.out == ""
-    for start in ("NUM_KV_HEADS=3: ", "rank 1: SEED=x: ", "rank 1: MODEL_DIM=30: "):
+    for start in ("NUM_KV_HEADS=3 ", "rank 1: SEED=x ", "rank 1: MODEL_DIM=30 "):
         assert run.err.count(f"\n  {start}") >= 1, run.err
     assert {path.name for path in run.folder.iterdir()} == {"out", "err"}
 
 
 def test_a_run_that_is_shorter_than_its_warm_down_is_told() -> None:
     short = {"ITERATIONS": 40, "MAX_WALLCLOCK_SECONDS": 0}
-    said = "ITERATIONS=40 is below WARMDOWN_ITERS=1200: learning rates begin at 3% of their value"
+    said = (
+        "ITERATIONS=40 is below WARMDOWN_ITERS=1200, so learning rates begin at 3% of their values"
+    )
     for settings, warnings in (
         (short, [said]),
         (short | {"WARMDOWN_ITERS": 40}, []),
@@ -259,7 +274,7 @@ def test_a_missing_compiler_is_one_line_and_leaves_no_log(tmp_path: Path) -> Non
     run = run_script(ROOT / "train_gpt.py", tmp_path, **settings)
     [line] = run.err.splitlines()
     assert run.code == 1 and line.startswith("train_gpt.py: rank 0: torch.compile fails: ")
-    assert line.endswith(": install gcc and g++, or set TORCH_COMPILE=0")
+    assert line.endswith("; install gcc and g++, or set TORCH_COMPILE=0")
     assert not (tmp_path / "logs").exists()
 
 

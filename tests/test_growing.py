@@ -87,7 +87,7 @@ def test_a_producer_that_stands_still_ends_the_run_and_is_shown(tmp_path: Path) 
     assert run.end() == [1] and run.checkpoints() == [1, 2, 3]
     [line] = run.said
     assert f"{producer.folder}/.producing: {{" in line and line.endswith("DATA_STALL_SECONDS=1")
-    assert '"error": "line 7: not JSON"}: not changed for ' in line
+    assert '"error": "line 7: not JSON"} did not change for ' in line
     assert run.status == ("failed", 1)
 
 
@@ -157,8 +157,10 @@ def test_machines_whose_sets_end_differently_end_with_a_line(tmp_path: Path, fau
     there.finish()
     assert run.end() == [1, 1] and "Traceback" not in run.err
     name = here.path(1).name
-    said = f"{name}: missing here, {SIZES[1]} tokens, " if fault == "one fewer" else f"{name}: "
-    assert all(f"rank 1 is not as rank 0: {said}" in line for line in run.said), run.said
+    said = (
+        f"{name}: missing on rank 1, {SIZES[1]} tokens, " if fault == "one fewer" else f"{name}: "
+    )
+    assert all(f"rank 1 differs from rank 0: {said}" in line for line in run.said), run.said
     assert len(run.said) == 2
 
 
@@ -188,8 +190,8 @@ def test_a_link_to_nothing_is_not_there_yet(tmp_path: Path, ranks: int) -> None:
     run.until_line("step:5/")
     producer.path(2).symlink_to("nowhere")
     assert set(run.end()) == {1} and "Traceback" not in run.err
-    assert f"{producer.path(2)}: No such file or directory" in run.said[0]
-    assert run.said[0].endswith("not changed for DATA_STALL_SECONDS=2")
+    assert f"{producer.path(2)} cannot be read: No such file or directory" in run.said[0]
+    assert run.said[0].endswith("did not change for DATA_STALL_SECONDS=2")
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -258,7 +260,7 @@ def test_a_finished_set_may_not_lack_a_shard_of_the_checkpoint(tmp_path: Path) -
     producer.path(3).unlink()
     producer.finish()
     run = Live(tmp_path / "run", **settings)
-    assert run.end() == [1] and f"{producer.path(3).name}: missing here" in run.said[0]
+    assert run.end() == [1] and f"{producer.path(3).name}: missing in this run" in run.said[0]
     producer = Producer(tmp_path / "again")  # still growing here: it may come
     producer.deliver(0, 1, 2)
     run = Live(tmp_path / "run", **settings | {"DATA_PATH": producer.folder})
@@ -292,5 +294,5 @@ def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.M
     producer.state["val_complete"] = False
     producer.stand_still()
     producer.tell()
-    with pytest.raises(tg.RunError, match=r"\.producing: .*val_complete.*: not changed for"):
+    with pytest.raises(tg.RunError, match=r"\.producing: .*val_complete.* did not change for"):
         tg.Shards(config, "val")

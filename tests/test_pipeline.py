@@ -193,7 +193,7 @@ def test_a_read_that_hangs_is_an_error_after_the_good_batches(
     for number in range(2):
         assert_batch("train", number, next(batches))
     path = batches.shards.shards[1].path
-    words = f"{path} at byte 1024: no answer for DATA_STALL_SECONDS=0.4"
+    words = f"{path} at byte 1024: the disk did not answer for DATA_STALL_SECONDS=0.4"
     with pytest.raises(train_gpt.RunError, match=words):
         next(batches)
     start = time.monotonic()
@@ -218,7 +218,7 @@ def test_time_in_which_the_process_was_suspended_is_no_stall(
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 60 * (clock() - start))
     start = clock()
-    with pytest.raises(train_gpt.RunError, match="no answer"):
+    with pytest.raises(train_gpt.RunError, match="the disk did not answer"):
         next(batches)
     assert clock() - start >= 2.0
     batches.close()

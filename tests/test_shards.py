@@ -65,7 +65,7 @@ def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:
     byte_data(tmp_path)
     path = tmp_path / "fineweb_train_000001.bin"
     path.symlink_to("nowhere")
-    assert f"{path}: No such file" in named_fault(tmp_path)
+    assert f"{path} cannot be read: No such file" in named_fault(tmp_path)
     path.unlink()
     path.mkdir()
     assert str(path) in named_fault(tmp_path) and "directory" in named_fault(tmp_path)
@@ -118,6 +118,6 @@ def test_numbers_of_shards_are_without_a_gap(tmp_path: Path, numbers: str) -> No
     if named is None:
         assert [s.path for s in train_gpt.Shards(config, split).shards] == paths
     else:
-        words = f"^{tmp_path}/fineweb_{split}_{named:06d}.bin: expected number .* next: get it, or "
+        words = f"^{tmp_path}/fineweb_{split}_{named:06d}.bin: the shard with number .* should come next; get that shard, or "
         with pytest.raises(train_gpt.RunError, match=words):
             train_gpt.Shards(config, split)

@@ -164,8 +164,8 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
     run = Live(tmp_path, ranks, edits, **data | {"CHECKPOINT_EVERY": 3, "VAL_LOSS_EVERY": 0})
     assert run.end() == [1] * max(1, ranks), run.err
     named = f"the loss of rank {rank}" if what == "loss" else "the gradient"
-    remedy = "lower the learning rates, or give each batch a target, if one has none"
-    line = f"step 10: {named} is not finite: {remedy}"
+    remedy = "lower the learning rates, or, if a batch has no target, give each batch one"
+    line = f"step 10: {named} is not finite; {remedy}"
     assert run.said[0] == f"rank 0: {line}" and "Traceback" not in run.err
     [end] = run.events("end")
     assert (end["status"], end["error"]) == ("failed", line)
@@ -179,7 +179,7 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict, valu
     bad = f"            if self.step == 19:\n                self.model.{{}}.fill_({value})\n"
     name = "tok_emb.weight" if value == "math.inf" else "blocks[0].attn.c_q.weight"
     run = Live(tmp_path, 0, {line: bad.format(name) + line}, **data)
-    failed(run, "rank 0: the score is nan: ", "lower the learning rates")
+    failed(run, "rank 0: the score is nan, ", "lower the learning rates")
     assert ("step:20/20 val_loss:nan" in run.out) == (value == "math.inf")
 
 
@@ -199,8 +199,8 @@ def test_state_of_one_rank_alone_is_named_at_once(tmp_path: Path, data: dict, pl
     if place == "run.noise":
         edits[NAMED] = NAMED + '"noise": self.noise, '
     run = Live(tmp_path, 2, edits, **data | {"WARMUP_STEPS": 1})
-    rule = "rank 0's is saved for all, so ranks must have the same"
-    failed(run, f"{place}: other values on rank 1 than on rank 0", rule)
+    rule = "a checkpoint holds rank 0's values for all"
+    failed(run, f"{place} has other values on rank 1 than on rank 0", rule)
     assert not run.checkpoints() and not run.events("step")
 
 
@@ -259,7 +259,7 @@ def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) 
     first.until((tmp_path / "here").exists)
     second = Live(tmp_path, **data | {"RESUME": "auto"})
     assert second.end() == [1]
-    words = "logs/r.txt: another run writes it: wait until it ends, or set another RUN_ID"
+    words = "logs/r.txt is being written by another run; wait until that run ends, or set another RUN_ID"
     assert words in second.said[0]
     (tmp_path / "go").touch()
     first.finish()
@@ -268,8 +268,8 @@ def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) 
 SHARD = "fineweb_train_000001.bin"
 WRITTEN = b"\4\1" * 7000
 READER = {
-    "truncated": (lambda data: data[:3000], "it ends "),
-    "vocabulary": (lambda data: data[:1024] + WRITTEN, "token 260: not below VOCAB_SIZE: set the"),
+    "truncated": (lambda data: data[:3000], "the file ends "),
+    "vocabulary": (lambda data: data[:1024] + WRITTEN, "token 260 in the data that ends near "),
 }
 
 
@@ -301,10 +301,10 @@ def test_the_score_is_there_without_an_artifact(tmp_path: Path, data: dict, whol
         (tmp_path / name).mkdir(parents=True)
     data = data | {"CHECKPOINT_EVERY": 0}  # the last state is saved all the same
     run = Live(tmp_path, 0, **data)
-    failed(run, "no artifact could be written, see the warnings: RESUME=auto scores again")
+    failed(run, "no artifact could be written (the warnings say why)")
     assert "final_int8_zlib_roundtrip_exact" in run.out and run.checkpoints() == [20]
     for name in names:
-        assert run.out.count(f"WARNING: {name}: Is a directory\n") == 1
+        assert run.out.count(f"WARNING: {name} could not be written: Is a directory\n") == 1
         (tmp_path / name).rmdir()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
     assert "no step is left: packs and scores" in again.text
@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, data: dict, nam
     run = Live(tmp_path, 2, **data)
     assert run.end() == [1, 1] and run.out == "" and "Traceback" not in run.err
     assert run.said[0].startswith(f"rank 0: {name.split('/')[0]}")
-    assert ": use a folder that can be written" in run.said[0]
+    assert "; start in a folder that can be written" in run.said[0]
     assert not list(tmp_path.rglob("r.txt"))
 
 
@@ -337,7 +337,7 @@ def test_a_bad_console_costs_its_text(
     """And a path that it cannot show, or that is no text, is shown with backslashes."""
     folder = tmp_path / os.fsdecode(b"d\xc3\xa4ta \xe4")
     shutil.copytree(str(data["DATA_PATH"]), folder)
-    line = '        stream.reconfigure(errors="backslashreplace")  # a path may have any bytes\n'
+    line = '        stream.reconfigure(errors="backslashreplace")  # a path may contain any bytes\n'
     code = f"        {CONSOLES[console]}\n"
     edit = code + line if console == "ascii" else line + code
     settings = data | {"DATA_PATH": folder, "RUN_ID": "\u4e2d" * 33}

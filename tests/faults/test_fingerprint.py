@@ -51,8 +51,8 @@ def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, 
     assert run.read("logs/r.jsonl") == whole(0).read("logs/r.jsonl")
     called = {"byte.json": "tokenizer", ".producing": "growing"}.get(name, name)
     was = whole(0).load(20)["made_of"].get(called, "missing")
-    start = r"rank 0: RESUME=checkpoints/r/step_00000020.pt of \S+ is of other things: "
-    words = rf"{start}{called}: (.+) here, (.+) there: restore that, or .*"
+    start = r"rank 0: RESUME=checkpoints/r/step_00000020.pt of \S+ does not match this run: "
+    words = rf"{start}{called}: (.+) in this run, (.+) in the checkpoint; restore that, or .*"
     found = re.fullmatch(words, run.said[0])
     assert found[2] == was != found[1]
 
@@ -67,7 +67,7 @@ def test_resume_names_each_other_fixed_setting(tmp_path: Path, data: dict, whole
             other["TOKENIZER_PATH"] = tmp_path / "other.json"
         run = Live(folder, **data | other | {"RESUME": "auto", "ITERATIONS": 24})
         assert run.end() == [1]
-        named = re.findall(r"(\w+): (\S+) here, (\S+) there", run.said[0])
+        named = re.findall(r"(\w+): (\S+) in this run, (\S+) in the checkpoint", run.said[0])
         for name, *pair in named:
             here = str(bool(other[name])) if name == "TIE_EMBEDDINGS" else str(other.get(name))
             assert name == "tokenizer" or pair == [here, was[name]]
@@ -85,7 +85,7 @@ def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole:
     run = Live(folder, 0, edit, **data | paths(moved) | {"RESUME": "auto"}).finish()
     scripts = (folder / "edited.py").read_bytes(), (ROOT / "train_gpt.py").read_bytes()
     hashes = [hashlib.sha256(script).hexdigest() for script in scripts]
-    words = "WARNING: RESUME continues with another script: {} here, {} there"
+    words = "WARNING: RESUME continues with another script: {} in this run, {} in the checkpoint"
     assert words.format(*hashes) in run.text and run.resumed() == [8]
     assert_same_result(run, whole(0))
 
@@ -100,9 +100,10 @@ def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict)
     run = Live(tmp_path / "run", 2, other=other, **data)
     assert run.end() == [2, 2] and "Traceback" not in run.err and run.out == ""
     for rank, line in enumerate(sorted(run.said)):
-        assert line.startswith(f"rank {rank}: rank 1 is not as rank 0: ")
-        assert line.endswith("copy rank 0's") and "MODEL_DIM: 64 here, 32 there" in line
-        named = set(re.findall(r"([\w.]+): [^:]+ here, [^:]+ there", line))
+        assert line.startswith(f"rank {rank}: rank 1 differs from rank 0: ")
+        assert line.endswith("rank 0's files and settings")
+        assert "MODEL_DIM: 64 on rank 1, 32 on rank 0" in line
+        named = set(re.findall(r"([\w.]+): [^:]+ on rank 1, [^:]+ on rank 0", line))
         assert named == {"script", "tokenizer", "MODEL_DIM", *CHANGES} - {"byte.json"}
     assert not (run.folder / "logs").exists() and not (run.folder / "checkpoints").exists()
 

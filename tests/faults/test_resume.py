@@ -116,7 +116,7 @@ def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data
     other = settings | {"edits": changed, "MATRIX_LR": 0.0, "BETA1": 0.5, "ITERATIONS": 8}
     run = resume(before, tmp_path / "again", 4, **other)
     assert "WARNING: RESUME continues with another script: " in run.text
-    assert "RESUME continues with another BETA1: 0.5 here, 0.9 there" in run.text
+    assert "RESUME continues with another BETA1: 0.5 in this run, 0.9 in the checkpoint" in run.text
     parts = run.load(8)["parts"]
     [group] = parts["adamw"]["param_groups"]
     assert (group["base_lr"], group["eps"]) == (0.5, 0.25)
@@ -142,7 +142,8 @@ def test_state_that_no_part_saves_is_named(tmp_path: Path, data: dict, code: str
     """Before the first step, by its type alone: a RESUME would begin with another one."""
     run = Live(tmp_path, 0, {LINE: f"        {code}\n{LINE}"}, **data)
     assert run.end() == [1] and not run.events("step")
-    place = f"Trainer.{FORGOTTEN[code]}: not saved: name it in Trainer.parts or state_dict"
+    what = "would not be saved in checkpoints; add it to Trainer.parts or to Trainer.state_dict"
+    place = f"Trainer.{FORGOTTEN[code]} {what}"
     assert run.said == [f"rank 0: {place}"]
 
 
@@ -158,7 +159,7 @@ def test_a_part_more_or_less_than_in_the_checkpoint_is_named(
     folder = shutil.copytree(before.folder, tmp_path / "run")
     line = refusal(folder, **data | {"edits": edits, "RESUME": "auto", "ITERATIONS": 24})
     own, other = ("Linear", "missing") if more else ("missing", "Linear")
-    assert f"Trainer.parts mean: {own} here, {other} there" in line
+    assert f"Trainer.parts mean: {own} in this run, {other} in the checkpoint" in line
 
 
 SCALES = """        self.attn_scale = nn.Parameter(ones.clone())
@@ -171,14 +172,16 @@ def test_another_order_of_parameters_is_named(tmp_path: Path, data: dict, whole:
     folder = copied(whole(0), tmp_path / "run", 8)
     order = {SCALES: "".join(reversed(SCALES.splitlines(keepends=True)))}
     line = refusal(folder, edits=order, **data | {"RESUME": "auto"})
-    assert "optimizers: other parameters, or another order of them" in line
+    assert "optimizers: other parameters or another order in this run" in line
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
     """Without CHECKPOINT_EVERY, too."""
     settings = data | {"CHECKPOINT_EVERY": 0, "RESUME": "auto", "WARMDOWN_ITERS": 0}
     run = Live(tmp_path, **settings | {"ITERATIONS": 6}).finish()
-    assert "WARNING: RESUME: r has no checkpoint: step 1 is next" in run.out
+    assert (
+        "WARNING: RESUME=auto found no checkpoint of RUN_ID=r; the run begins at step 1" in run.out
+    )
     assert run.checkpoints() == [6]
     run = Live(tmp_path, **settings).finish()
     assert run.resumed() == [6] and run.checkpoints() == [6, 20]
@@ -191,10 +194,12 @@ def test_resume_of_a_finished_run_scores_again(tmp_path: Path, data: dict, whole
     again = data | {"RESUME": "auto"}
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     run = Live(folder, **again | {"MATRIX_LR": 0.9}).finish()
-    assert "no step is left: packs and scores checkpoints/r/step_00000020.pt" in run.text
+    assert "training is complete: packing and scoring checkpoints/r/step_00000020.pt" in run.text
     assert len(run.events("config")) == 1 and not run.resumed()
     assert_same_result(run, whole(0))
-    assert "is of other things: SEED: 9 here, 1337 there" in refusal(folder, **again | {"SEED": 9})
+    assert "does not match this run: SEED: 9 in this run, 1337 in the checkpoint" in refusal(
+        folder, **again | {"SEED": 9}
+    )
 
 
 def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict) -> None:
@@ -217,7 +222,9 @@ def test_a_full_disk_costs_a_file_and_not_the_run(tmp_path: Path, data: dict) ->
     (tmp_path / "checkpoints/r/step.tmp").mkdir(parents=True)  # where the unfinished file would be
     (tmp_path / "final_model.pt").mkdir()
     run = Live(tmp_path, **data).finish()
-    warnings = re.findall("WARNING: checkpoints/r/step_000000(..).pt: Is a directory", run.text)
+    warnings = re.findall(
+        "WARNING: checkpoints/r/step_000000(..).pt could not be saved: Is a directory", run.text
+    )
     assert warnings == ["04", "08", "12", "16", "20"]
     assert "WARNING: final_model.pt: Is a directory\n" in run.out and run.artifact()
 
@@ -239,7 +246,9 @@ def test_unsavable_state_is_named(tmp_path: Path, data: dict, part: str) -> None
     assert run.end() == [1] and not run.events("step") and not run.checkpoints()
     reason = "GLOBAL object" if part == "run" else "numpy._core.multiarray.scalar"
     [line] = run.said
-    assert line.startswith(f'rank 0: Trainer.parts["{part}"] has what a checkpoint cannot hold: ')
+    assert line.startswith(
+        f'rank 0: Trainer.parts["{part}"] contains what a checkpoint cannot hold: '
+    )
     assert reason in line and "Traceback" not in run.err
 
 
@@ -281,7 +290,10 @@ def test_memory_that_ends_costs_a_checkpoint(tmp_path: Path, data: dict) -> None
     }
     run = Live(tmp_path, 0, edits, **data).finish()
     assert run.checkpoints() == [4, 12, 16, 20]
-    assert run.text.count("WARNING: checkpoints/r/step_00000008.pt: [enforce fail") == 1
+    assert (
+        run.text.count("WARNING: checkpoints/r/step_00000008.pt could not be saved: [enforce fail")
+        == 1
+    )
 
 
 def test_a_run_id_that_has_files_is_refused(tmp_path: Path, data: dict, whole: Whole) -> None:
@@ -291,7 +303,7 @@ def test_a_run_id_that_has_files_is_refused(tmp_path: Path, data: dict, whole: W
             shutil.rmtree(folder / gone)
         run = Live(folder, **data)
         assert run.end() == [2]
-        words = "RUN_ID=r: logs/r.txt or its checkpoints exist: set another RUN_ID, or RESUME=auto"
+        words = "RUN_ID=r is taken: logs/r.txt or its checkpoints exist; set another RUN_ID"
         assert words in run.err and run.checkpoints() == [4, 8, 12, 16, 20]
 
 
@@ -301,7 +313,10 @@ def test_an_older_checkpoint_is_refused(tmp_path: Path, data: dict, whole: Whole
     path = Path("checkpoints/r/zzz.pt")
     shutil.copy(folder / "checkpoints/r/step_00000008.pt", folder / path)
     line = refusal(folder, **data | {"RESUME": path})
-    assert f"RESUME={path} of {os.uname().nodename}: RUN_ID=r has step 20, and this is" in line
+    assert (
+        f"RESUME={path} of {os.uname().nodename} is of step 8, but RUN_ID=r already has a checkpoint of step 20; "
+        in line
+    )
     newest = Path("checkpoints/r/best.pt")
     shutil.copy(folder / "checkpoints/r/step_00000020.pt", folder / newest)
     assert Live(folder, **data | {"RESUME": newest}).finish().artifact() == whole(0).artifact()
@@ -314,14 +329,14 @@ def test_an_empty_newest_checkpoint_is_named(tmp_path: Path, data: dict, whole: 
     folder = shutil.copytree(whole(0).folder, tmp_path / "run")
     (folder / "checkpoints/r/step_00000020.pt").write_bytes(b"")
     line = refusal(folder, **data | {"RESUME": "auto"})
-    assert "step_00000020.pt" in line and "empty or cannot be read: set the path" in line
+    assert "step_00000020.pt" in line and "empty or cannot be read; set the path" in line
 
 
 NOT_LOADED = {  # a file, and the reason that is given
     "missing": "cannot be read",
     "a folder": "cannot be read",
     "damaged": "its checksum is wrong",
-    "weights": "is no checkpoint of this version of the script",
+    "weights": "is not a checkpoint of this version of the script",
     "command": "Weights only load failed",
 }
 
@@ -345,6 +360,6 @@ def test_a_bad_checkpoint_is_one_line(tmp_path: Path, data: dict, whole: Whole, 
     remedy = "set another step_<n>.pt and another RUN_ID"
     remedy = "set the path of a checkpoint" if "cannot" in NOT_LOADED[case] else remedy
     remedy = "resume with the script at the head of its log" if case == "weights" else remedy
-    assert line.endswith(f": {remedy}")
+    assert line.endswith(f"; {remedy}")
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "run" / "logs").exists()
