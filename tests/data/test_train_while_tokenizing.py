@@ -56,5 +56,5 @@ def test_losses_are_those_of_the_finished_set(tmp_path: Path, words: list[str], 
     finally:
         tool.kill()
     second = Live(after, ranks, **settings).finish()
-    assert len(first.digits()) > 12
-    assert first.digits() == second.digits()
+    assert len(first.measurements()) > 12
+    assert first.measurements() == second.measurements()
