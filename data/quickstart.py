@@ -208,7 +208,7 @@ def check_data_path(data_path: str) -> None:
             f"DATA_PATH={data_path}: contains folders with shards, but no shards; "
             f"set one of the folders, such as {inside[0].parent}"
         )
-    tool = cli.command_of("data/tokenize_docs.py")
+    tool = cli.format_command("data/tokenize_docs.py")
     text = shlex.quote(data_path) if data_path and folder.exists() else "FILE_OR_FOLDER"
     raise cli.ToolError(
         f"DATA_PATH={data_path}: is not a folder with fineweb_*.bin; "
@@ -317,7 +317,7 @@ def print_result(log: Path, longer_command: str) -> None:
 def quickstart_command(settings: dict[str, str], script: Path, ranks: int) -> str:
     """Return the command of this program with settings in front, ready to be pasted."""
     words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    words.append(cli.command_of("data/quickstart.py"))
+    words.append(cli.format_command("data/quickstart.py"))
     if script != dataset.ROOT / "train_gpt.py":
         words.append(f"--script {shlex.quote(str(script))}")
     if ranks > 1:
@@ -379,7 +379,7 @@ def main() -> int:
     # If settings come from a file with Windows line ends, each value ends with a carriage return.
     os.environ |= {name: text.rstrip("\r") for name, text in os.environ.items()}
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        command = f"{cli.command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
+        command = f"{cli.format_command('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
         raise cli.ToolError(f"quickstart.py starts torchrun itself; run {command}")
     if options.prepare_only:
         data = find_data_settings()
