@@ -493,7 +493,7 @@ def main() -> int:
     add("--tokenizer", type=Path, required=True, metavar="M", help=text)
     text = "folder of the data set, with fineweb_val_*.bin"
     add("--data", type=Path, required=True, metavar="DIR", help=text)
-    text = "the original documents of the validation split, in the same order"
+    text = "files with the original documents, those of the validation split first, in its order"
     add("--docs", nargs="+", default=[], metavar="FILE", help=text)
     text = "tokens per sequence, as TRAIN_SEQ_LEN (default: 1024)"
     add("--seq-len", type=cli.number(int, 1), default=1024, metavar="T", help=text)

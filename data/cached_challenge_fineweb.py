@@ -148,7 +148,7 @@ class Hub:
 
 
 def describe_error(error: Exception) -> tuple[str, int]:
-    """Return (an error as one line, its HTTP status), or a status of 0 if it is not an answer."""
+    """Return (the error as one line, its HTTP status); the status is 0 without an answer."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
     text = cli.one_line(error)[:200]
     if status in (401, 403):

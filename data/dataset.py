@@ -65,9 +65,9 @@ def training_commands(folder: Path, tokenizer: Path, vocab_size: object) -> str:
     more = f"TOKENIZER_PATH={shlex.quote(os.path.abspath(tokenizer))} VOCAB_SIZE={vocab_size}"
     return (
         "to train the challenge's model on a GPU:\n"
-        f"  {data} {more} {cli.command_of('train_gpt.py')}\n"
+        f"  {data} {more} {cli.format_command('train_gpt.py')}\n"
         "to train a small model on a CPU:\n"
-        f"  {data} {cli.command_of('data/quickstart.py')}"
+        f"  {data} {cli.format_command('data/quickstart.py')}"
     )
 
 

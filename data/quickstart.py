@@ -1,20 +1,26 @@
-"""Train a small model on a CPU: make the data, train, score the model in bits per byte, and let it
-write a few lines.
+"""Train a small model on a CPU: make the data, train, print the score and a sample of text.
 
-    python3 data/quickstart.py                    Python's own sources, without a network
+    python3 data/quickstart.py                    on Python's own sources, without internet access
     DATA_PATH=data/datasets/novel_sp1024 python3 data/quickstart.py
-                                                  your own text: data/tokenize_docs.py makes it
+                                                  on your own text: data/tokenize_docs.py makes
+                                                  the data set
     python3 data/quickstart.py ITERATIONS=2000    with any setting of train_gpt.py
-    python3 data/quickstart.py --ranks 2          the same in 2 processes (1, 2, 4 or 8)
-    python3 data/quickstart.py --script mine.py   with an edited train_gpt.py
-    python3 data/quickstart.py --prepare-only     stop before training, and print how to train
+    python3 data/quickstart.py --ranks 2          in 2 processes (1, 2, 4 or 8)
+    python3 data/quickstart.py --script mine.py   with an edited copy of train_gpt.py
+    python3 data/quickstart.py --prepare-only     make the data, and print how to train
 
-Python's sources are the standard library of the Python that runs this, a document per file. Their
-data set is made once for each version of Python, under data/datasets/ and data/tokenizers/.
-Settings stand after the script or in the environment, as with train_gpt.py. The script sets others
-only where you set none: sizes for a CPU, RUN_ID (quickstart, quickstart-2, ...), and two threads in
-all, so that the same command gives the same result on any number of cores.
+The score is in bits per byte of the validation text; lower is better. Python's sources are the
+standard library of the Python that runs this program; each file is a document. Their data set is
+made once for each version of Python, in data/datasets/ and data/tokenizers/.
+
+Settings are given after the script or in the environment, as with train_gpt.py. The program sets
+other defaults than train_gpt.py: sizes that suit a CPU, and RUN_ID (quickstart, quickstart-2, ...).
+It uses two threads in total, so that the same command gives the same result on any number of cores.
+Your settings take precedence.
 """
+
+# Builds on tokenize_docs.py (makes the data set), on dataset.py, and on cli.py of tools/. It starts
+# train_gpt.py and tools/sample.py as processes.
 
 from __future__ import annotations
 
@@ -33,23 +39,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # not there with python3 -P
+# python3 -P does not put the folder of the script on the path.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import dataset
 import tokenize_docs
 from dataset import cli
 
 DATASETS = dataset.DATA / "datasets"
 VOCAB_SIZE = 1024
-VERSION = 5  # of the data set below: after a change it is made again
+DATA_VERSION = 5  # of the data set of Python's sources: after a change, the data set is made again
 VAL_BYTES = 225_000  # about 90,000 tokens
-MAX_VAL_DOCUMENT_BYTES = 64_000  # a large file in a small split would weigh too much
-MIN_BYTES = 4_000_000
-LEFT_OUT = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
-LEFT_OUT |= {"__pycache__", "pydoc_data"}  # the latter is one generated file of half a megabyte
+MAX_VAL_DOCUMENT_BYTES = 64_000  # a larger file would dominate the small validation split
+MIN_CHARACTERS = 4_000_000  # that Python's sources must have
+EXCLUDED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages"}
+EXCLUDED_FOLDERS |= {"__pycache__", "pydoc_data"}  # pydoc_data is one generated file of 0.5 MB
 
-# No clock, so that a run can be repeated; no compiling, which would take longer than it saves.
-SETTINGS = {
-    "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads that keep busy cores make steps much slower
+# There is no time limit, so that a run can be repeated exactly. The model is not compiled, because
+# compiling would take longer than it saves.
+DEFAULT_SETTINGS = {
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that keep cores busy while they wait slow down steps
     "SEED": "1337",
     "NUM_LAYERS": "4",
     "MODEL_DIM": "128",
@@ -60,7 +68,7 @@ SETTINGS = {
     "GRAD_ACCUM_STEPS": "1",
     "ITERATIONS": "500",
     "WARMUP_STEPS": "0",
-    "MATRIX_LR": "0.01",  # the challenge's rates are for batches 256 times as large
+    "MATRIX_LR": "0.01",  # the defaults are for batches that are 256 times as large
     "SCALAR_LR": "0.01",
     "TIED_EMBED_LR": "0.01",
     "MAX_WALLCLOCK_SECONDS": "0",
@@ -72,23 +80,33 @@ SETTINGS = {
 
 
 def read_sources(library: Path) -> dict[str, str]:
-    """The texts of the library's source files, each with its first name."""
+    """Return {text: path in the library} of the source files of Python's standard library.
+
+    If several files have the same text, the first path is used. Empty files and the files in
+    EXCLUDED_FOLDERS are left out.
+    """
     names: dict[str, str] = {}
     for path in sorted(library.rglob("*.py")):
         name = path.relative_to(library)
         text = path.read_bytes().decode("utf-8", errors="ignore")
-        if text.strip() and not LEFT_OUT & set(name.parts):
+        if text.strip() and not EXCLUDED_FOLDERS & set(name.parts):
             names.setdefault(text, name.as_posix())
     return names
 
 
 def split_documents(names: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Validation and training documents, each shuffled. Raises ToolError for too little text."""
+    """Return (validation documents, training documents), each shuffled.
+
+    `names` is the result of read_sources. Raises ToolError if there is too little text.
+    """
     total = sum(map(len, names))
-    if total < MIN_BYTES:
-        fault = f"{total:,} characters of source files, {MIN_BYTES:,} are needed"
-        raise cli.ToolError(f"{sys.executable}: {fault}: use a Python that has its sources")
-    # The order depends on the name only: a file that comes or goes does not move the others.
+    if total < MIN_CHARACTERS:
+        raise cli.ToolError(
+            f"{sys.executable}: its standard library has {total:,} characters of source files, but "
+            f"at least {MIN_CHARACTERS:,} are needed; use a Python installation with its sources"
+        )
+    # The order depends only on the names: a file that is added or removed does not move another
+    # file to the other split.
     val: list[str] = []
     train: list[str] = []
     size = 0
@@ -102,108 +120,160 @@ def split_documents(names: dict[str, str]) -> tuple[list[str], list[str]]:
     return val, train
 
 
-def prepare(library: Path) -> tokenize_docs.DataSet:
-    """Makes the data set of Python's sources unless it is there."""
-    made = tokenize_docs.DataSet(
+def prepare_data_set(library: Path) -> tokenize_docs.DataSet:
+    """Make the data set of Python's sources unless it exists.
+
+    Raises ToolError if a data set of the same name exists that quickstart.py did not make.
+    """
+    data_set = tokenize_docs.DataSet(
         DATASETS / f"quickstart_sp{VOCAB_SIZE}",
         dataset.DATA / "tokenizers" / f"quickstart_{VOCAB_SIZE}_bpe.model",
     )
     stamp_path = DATASETS / "quickstart.json"
-    stamp = json.dumps({"python": sys.version, "version": VERSION}) + "\n"
+    stamp = json.dumps({"python": sys.version, "version": DATA_VERSION}) + "\n"
     documents = DATASETS / "quickstart.jsonl"
-    with dataset.locked(DATASETS, wait=True):  # another quickstart may be making the same
-        whole = made.tokenizer.is_file() and list(made.folder.glob("fineweb_train_*.bin"))
-        if whole and stamp_path.is_file() and stamp_path.read_text("utf-8") == stamp:
-            return made
-        inputs = (dataset.read_export(made.folder) or {}).get("settings", {}).get("inputs", [])
-        is_own = [Path(name).name for name, *_ in inputs] == [documents.name]
-        if not is_own and (made.tokenizer.exists() or list(made.folder.glob("*.bin"))):
-            remedy = f"move it and {made.tokenizer} away, or set DATA_PATH to train on it"
-            raise cli.ToolError(f"{made.folder}: quickstart.py did not make this: {remedy}")
-        print("making the data: about ten seconds", flush=True)
+    # Another quickstart may be making the same data set: wait until it is done.
+    with dataset.locked(DATASETS, wait=True):
+        exists = data_set.tokenizer.is_file() and list(data_set.folder.glob("fineweb_train_*.bin"))
+        if exists and stamp_path.is_file() and stamp_path.read_text("utf-8") == stamp:
+            return data_set
+        export = dataset.read_export(data_set.folder) or {}
+        inputs = export.get("settings", {}).get("inputs", [])
+        made_by_quickstart = [Path(name).name for name, *_ in inputs] == [documents.name]
+        if not made_by_quickstart and (
+            data_set.tokenizer.exists() or list(data_set.folder.glob("*.bin"))
+        ):
+            raise cli.ToolError(
+                f"{data_set.folder}: was not made by quickstart.py; move it and "
+                f"{data_set.tokenizer} away, or set DATA_PATH to train on it"
+            )
+        print("making the data set, which takes about ten seconds", flush=True)
         stamp_path.unlink(missing_ok=True)
-        shutil.rmtree(made.folder, ignore_errors=True)
-        made.tokenizer.unlink(missing_ok=True)
+        shutil.rmtree(data_set.folder, ignore_errors=True)
+        data_set.tokenizer.unlink(missing_ok=True)
         val, train = split_documents(read_sources(library))
         lines = [json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train]]
         dataset.write_atomic(documents, *lines)
-        words = [str(documents), "--name", "quickstart", "--num-val-docs", str(len(val))]
-        words += ["--vocab-size", str(VOCAB_SIZE), "--shard-tokens", "1000000"]
-        tokenize_docs.make_data_set(tokenize_docs.parse_arguments(words))
+        arguments = [str(documents), "--name", "quickstart", "--num-val-docs", str(len(val))]
+        arguments += ["--vocab-size", str(VOCAB_SIZE), "--shard-tokens", "1000000"]
+        tokenize_docs.make_data_set(tokenize_docs.parse_arguments(arguments))
         dataset.write_atomic(stamp_path, stamp.encode())
-    return made
+    return data_set
 
 
-def data_settings() -> dict[str, str]:
-    """DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE, of Python's sources if DATA_PATH is not set."""
-    own = os.environ.get("DATA_PATH")
-    if own is None:
-        made = prepare(Path(sysconfig.get_path("stdlib")))
-        settings = {"DATA_PATH": str(made.folder), "TOKENIZER_PATH": str(made.tokenizer)}
-        return {**settings, "VOCAB_SIZE": str(VOCAB_SIZE)}
-    folder = Path(own)
-    if own.endswith(".bin") and folder.is_file():
-        raise cli.ToolError(f"DATA_PATH={own}: a shard; set its folder: DATA_PATH={folder.parent}")
-    if not list(folder.glob("fineweb_*.bin")) and not (folder / ".producing").exists():
-        if inside := sorted(folder.glob("*/fineweb_train_*.bin")):
-            raise cli.ToolError(f"DATA_PATH={own}: set a folder in it, such as {inside[0].parent}")
-        tool = cli.command_of("data/tokenize_docs.py")
-        text = shlex.quote(own) if own and folder.exists() else "FILE_OR_FOLDER"
-        remedy = f"{tool} {text} --name mine makes shards of text, and prints what to set"
-        raise cli.ToolError(f"DATA_PATH={own}: not a folder with fineweb_*.bin; {remedy}")
-    recorded = dataset.find_recorded_tokenizer(folder)
+def find_data_settings() -> dict[str, str]:
+    """Return DATA_PATH, TOKENIZER_PATH and VOCAB_SIZE for train_gpt.py.
+
+    If the environment has no DATA_PATH, they are those of the data set of Python's sources, which
+    is made unless it exists. Raises ToolError if DATA_PATH is not a data set, or if its tokenizer
+    is not found.
+    """
+    data_path = os.environ.get("DATA_PATH")
+    if data_path is None:
+        data_set = prepare_data_set(Path(sysconfig.get_path("stdlib")))
+        return {
+            "DATA_PATH": str(data_set.folder),
+            "TOKENIZER_PATH": str(data_set.tokenizer),
+            "VOCAB_SIZE": str(VOCAB_SIZE),
+        }
+    check_data_path(data_path)
+    recorded = dataset.find_recorded_tokenizer(Path(data_path))
     tokenizer = os.environ.get("TOKENIZER_PATH", str(recorded[1]) if recorded else "")
     if not tokenizer:
-        raise cli.ToolError(f"DATA_PATH={own}: no tokenizer.sha256 in it; set TOKENIZER_PATH")
+        raise cli.ToolError(
+            f"DATA_PATH={data_path}: contains no tokenizer.sha256; "
+            "set TOKENIZER_PATH to the tokenizer that made the shards"
+        )
     if "TOKENIZER_PATH" not in os.environ and not os.path.lexists(tokenizer):
-        fault = f"its tokenizer is not at {tokenizer}"
-        raise cli.ToolError(f"DATA_PATH={own}: {fault}; set TOKENIZER_PATH to where it is")
+        raise cli.ToolError(
+            f"DATA_PATH={data_path}: the tokenizer that made the shards is not at {tokenizer}; "
+            "set TOKENIZER_PATH to where it is"
+        )
     size = tokenize_docs.Tokenizer(Path(tokenizer)).vocab_size
-    return {"DATA_PATH": own, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
+    return {"DATA_PATH": data_path, "TOKENIZER_PATH": tokenizer, "VOCAB_SIZE": str(size)}
+
+
+def check_data_path(data_path: str) -> None:
+    """Raise ToolError unless DATA_PATH is a folder that has shards or is about to have them."""
+    folder = Path(data_path)
+    if data_path.endswith(".bin") and folder.is_file():
+        raise cli.ToolError(
+            f"DATA_PATH={data_path}: is a shard; set the folder of the shard: "
+            f"DATA_PATH={folder.parent}"
+        )
+    if list(folder.glob("fineweb_*.bin")) or (folder / ".producing").exists():
+        return
+    if inside := sorted(folder.glob("*/fineweb_train_*.bin")):
+        raise cli.ToolError(
+            f"DATA_PATH={data_path}: contains folders with shards, but no shards; "
+            f"set one of the folders, such as {inside[0].parent}"
+        )
+    tool = cli.format_command("data/tokenize_docs.py")
+    text = shlex.quote(data_path) if data_path and folder.exists() else "FILE_OR_FOLDER"
+    raise cli.ToolError(
+        f"DATA_PATH={data_path}: is not a folder with fineweb_*.bin; "
+        f"{tool} {text} --name mine makes shards of text, and prints how to train on them"
+    )
 
 
 def training_environment(ranks: int, data: dict[str, str]) -> dict[str, str]:
-    """The environment of train_gpt.py; what the user has set takes precedence."""
+    """Return the environment of train_gpt.py for `ranks` processes.
+
+    `data` is the result of find_data_settings. Variables that the user has set take precedence.
+    """
     threads = min(2, len(os.sched_getaffinity(0))) // ranks
-    settings = {**SETTINGS, **data, "OMP_NUM_THREADS": str(max(1, threads))}
-    if not os.environ.keys() & {"RUN_ID", "RESUME"}:  # which needs the RUN_ID of its run
-        settings["RUN_ID"] = free_run_id()
-    result = {**settings, **os.environ}
-    steps = result["ITERATIONS"]
+    settings = {**DEFAULT_SETTINGS, **data, "OMP_NUM_THREADS": str(max(1, threads))}
+    # With RESUME, train_gpt.py needs the RUN_ID of the run that is resumed.
+    if "RUN_ID" not in os.environ and "RESUME" not in os.environ:
+        settings["RUN_ID"] = reserve_run_id()
+    environment = {**settings, **os.environ}
+    steps = environment["ITERATIONS"]
     if steps.isdecimal():
-        result.setdefault("WARMDOWN_ITERS", str(int(steps) * 4 // 5))
-    return result
+        environment.setdefault("WARMDOWN_ITERS", str(int(steps) * 4 // 5))
+    return environment
 
 
-def free_run_id() -> str:
-    """The first of quickstart, quickstart-2, ... that no run has. An empty file reserves it."""
+def reserve_run_id() -> str:
+    """Return the first of quickstart, quickstart-2, ... that no run uses.
+
+    The empty file logs/.<run id> reserves it, so that two processes never get the same one.
+    """
     Path("logs").mkdir(exist_ok=True)
-    name = "quickstart"
+    run_id = "quickstart"
     for number in itertools.count(2):
-        if not (Path("logs", f"{name}.txt").exists() or Path("checkpoints", name).exists()):
+        if not (Path("logs", f"{run_id}.txt").exists() or Path("checkpoints", run_id).exists()):
             with suppress(FileExistsError):
-                Path("logs", f".{name}").touch(exist_ok=False)
+                Path("logs", f".{run_id}").touch(exist_ok=False)
                 break
-        name = f"quickstart-{number}"
-    return name
+        run_id = f"quickstart-{number}"
+    return run_id
 
 
-def run_training(script: Path, ranks: int, env: dict[str, str], words: list[str]) -> int:
-    """The exit code of train_gpt.py, or of an edited one. `words`: settings, which it checks."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command = [sys.executable, *(launcher if ranks > 1 else []), str(script), *words]
+def run_training(script: Path, ranks: int, env: dict[str, str], settings: list[str]) -> int:
+    """Run train_gpt.py, or an edited copy of it, and return its exit code.
+
+    `settings` are words like NAME=value. They are also in `env`; the script checks their names.
+    """
+    command = [sys.executable]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    command += [str(script), *settings]
     child = subprocess.Popen(command, env=env)
-    # A terminal's Ctrl-C reaches the training itself; it ends with a checkpoint and says how to
-    # resume it.
+    # A terminal sends Ctrl-C to the training process, too. That process then writes a checkpoint
+    # and says how to resume the run, so this process only has to wait.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: child.send_signal(number))
     code = child.wait()
-    return code if code >= 0 else 128 - code
+    was_killed = code < 0  # by signal number -code
+    return 128 - code if was_killed else code
 
 
-def events(log: Path) -> dict[str, dict[str, Any]]:
-    """The last event of each kind in a run's log, and the first validation."""
+def read_events(log: Path) -> dict[str, dict[str, Any]]:
+    """Return the last event of each kind in a run's .jsonl log, by the event's name.
+
+    "before" is the validation before the first step.
+    """
     found: dict[str, dict[str, Any]] = {}
     for line in log.read_text("utf-8").splitlines():
         event = json.loads(line)
@@ -213,88 +283,113 @@ def events(log: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def write_sample(log: Path) -> None:
-    """Prints a few lines that the model writes."""
+def print_sample(log: Path) -> None:
+    """Print a few lines of text that the trained model writes."""
     command = [sys.executable, str(dataset.ROOT / "tools" / "sample.py"), str(log)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        print(f"no sample: {cli.one_line(done.stderr)}", file=sys.stderr)
+        print(f"no sample could be made: {cli.one_line(done.stderr)}", file=sys.stderr)
         return
-    print("a sample (a model this small learns spelling and form, no meaning):")
+    print("a sample of the model's text (a small model learns spelling and form, but no meaning):")
     for line in done.stdout.rstrip().splitlines()[:12]:
         print(f"    {line[:96]}")
 
 
-def report(log: Path, again: str) -> None:
-    """Bits per byte before and after, the artifact's size, and the command to try next."""
-    found = events(log)
+def print_result(log: Path, longer_command: str) -> None:
+    """Print bits per byte before and after training, the artifact's size, and what to try next."""
+    found = read_events(log)
     after = found["score"]["val_bpb"]
     before = found.get("before", {}).get("val_bpb")
     first = f"{before:.4f} before training, " if before else ""
-    artifact, code = (found["artifact"][f"{name}_bytes"] for name in ("artifact", "code"))
+    artifact_bytes = found["artifact"]["artifact_bytes"]
+    with_script_bytes = artifact_bytes + found["artifact"]["code_bytes"]
     print(
-        f"bits per byte: {first}{after:.4f} after\n"
-        "lower is better: the challenge's model, on its text, has 1.2244 (10 minutes on 8 H100s)\n"
-        f"artifact: {artifact:,} bytes, {artifact + code:,} with the script, of 16,000,000\n"
-        f"log: {log}\nnext: {again}",
+        f"bits per byte: {first}{after:.4f} after training\n"
+        "lower is better; the challenge's baseline scores 1.2244 on FineWeb "
+        "(10 minutes on 8 H100s)\n"
+        f"artifact (the compressed model): {artifact_bytes:,} bytes, and {with_script_bytes:,} "
+        "bytes with the script; the challenge's size limit is 16,000,000 bytes\n"
+        f"log: {log}\nto train longer: {longer_command}",
         flush=True,
     )
 
 
-def own_command(settings: dict[str, str], script: Path, ranks: int) -> str:
-    """This script's command with settings in front, ready to paste."""
+def quickstart_command(settings: dict[str, str], script: Path, ranks: int) -> str:
+    """Return the command of this program with settings in front, ready to be pasted."""
     words = [f"{name}={shlex.quote(value)}" for name, value in settings.items()]
-    words.append(cli.command_of("data/quickstart.py"))
+    words.append(cli.format_command("data/quickstart.py"))
     if script != dataset.ROOT / "train_gpt.py":
         words.append(f"--script {shlex.quote(str(script))}")
-    return " ".join(words + ([f"--ranks {ranks}"] if ranks > 1 else []))
+    if ranks > 1:
+        words.append(f"--ranks {ranks}")
+    return " ".join(words)
 
 
-def train(script: Path, ranks: int, words: list[str]) -> int:
-    environment = training_environment(ranks, data_settings())
-    what = f"{environment['ITERATIONS']} steps of a small model on {environment['DATA_PATH']}"
-    print(f"training {what}: 500 steps take about 90 seconds on two free cores", flush=True)
-    print("eta leaves out validations: each takes about as long as 30 steps", flush=True)
-    code = run_training(script, ranks, environment, words)
+def train(script: Path, ranks: int, settings: list[str]) -> int:
+    """Train, print the result or how to continue, and return the exit code of the training.
+
+    `settings` are words like NAME=value from the command line.
+    """
+    environment = training_environment(ranks, find_data_settings())
+    print(
+        f"training a small model for {environment['ITERATIONS']} steps on "
+        f"{environment['DATA_PATH']}; 500 steps take about 90 seconds on two free cores",
+        flush=True,
+    )
+    print(
+        "eta does not include validations; each validation takes about as long as 30 steps",
+        flush=True,
+    )
+    code = run_training(script, ranks, environment, settings)
     run_id = environment.get("RUN_ID", "")
     log = Path("logs", f"{run_id}.jsonl")
-    found = events(log) if log.is_file() else {}
-    known = {"OMP_NUM_THREADS", *map(str.upper, found.get("config", {}))} - {"RUN_ID", "RESUME"}
-    again = {name: text for name, text in os.environ.items() if name in known}
+    found = read_events(log) if log.is_file() else {}
+    # The commands below repeat the user's settings: variables that the script has in its config.
+    names = {"OMP_NUM_THREADS", *map(str.upper, found.get("config", {}))} - {"RUN_ID", "RESUME"}
+    user_settings = {name: value for name, value in os.environ.items() if name in names}
     if code == 0 and not found:
-        raise cli.ToolError(f"--script {script}: wrote no {log}: name an edited train_gpt.py")
+        raise cli.ToolError(
+            f"--script {script}: wrote no {log}; give an edited copy of train_gpt.py"
+        )
     if code == 0:
-        write_sample(log)
-        report(log, own_command({**again, "ITERATIONS": "2000"}, script, ranks))
+        print_sample(log)
+        longer = {**user_settings, "ITERATIONS": "2000"}
+        print_result(log, quickstart_command(longer, script, ranks))
     elif found.get("end", {}).get("status") == "interrupted":
-        command = own_command({**again, "RUN_ID": run_id, "RESUME": "auto"}, script, ranks)
-        print(f"to continue: {command}", file=sys.stderr)
+        resumed = {**user_settings, "RUN_ID": run_id, "RESUME": "auto"}
+        print(f"to continue: {quickstart_command(resumed, script, ranks)}", file=sys.stderr)
     return code
 
 
 def main() -> int:
     parser = cli.Parser(description=__doc__)
     add, script = parser.add_argument, dataset.ROOT / "train_gpt.py"
-    add("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help="processes (default: 1)")
-    add("--script", type=Path, default=script, help="an edited train_gpt.py")
-    add("--prepare-only", action="store_true", help="make the data, and print how to train")
+    text = "number of processes (default: 1)"
+    add("--ranks", type=int, default=1, choices=(1, 2, 4, 8), help=text)
+    text = "an edited copy of train_gpt.py (default: train_gpt.py)"
+    add("--script", type=Path, default=script, help=text)
+    text = "make the data, print how to train, and stop"
+    add("--prepare-only", action="store_true", help=text)
     add("settings", nargs="*", metavar="NAME=value", help="settings of train_gpt.py")
     options = parser.parse_args()
-    if wrong := [word for word in options.settings if not re.fullmatch(r"\w+=.*", word, re.DOTALL)]:
-        parser.error(f"{wrong[0]}: no setting, which is NAME=value")
+    for word in options.settings:
+        if not re.fullmatch(r"\w+=.*", word, re.DOTALL):
+            parser.error(f"{word}: is not a setting; settings have the form NAME=value")
     os.environ |= dict(word.split("=", 1) for word in options.settings)
-    # A file with Windows line ends leaves a carriage return at the end of each value.
+    # If settings come from a file with Windows line ends, each value ends with a carriage return.
     os.environ |= {name: text.rstrip("\r") for name, text in os.environ.items()}
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        command = f"{cli.command_of('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
+        command = f"{cli.format_command('data/quickstart.py')} --ranks {os.environ['WORLD_SIZE']}"
         raise cli.ToolError(f"quickstart.py starts torchrun itself; run {command}")
     if options.prepare_only:
-        data = data_settings()
-        paths = Path(data["DATA_PATH"]), Path(data["TOKENIZER_PATH"])
-        print(dataset.training_commands(*paths, data["VOCAB_SIZE"]))
+        data = find_data_settings()
+        folder, tokenizer = Path(data["DATA_PATH"]), Path(data["TOKENIZER_PATH"])
+        print(dataset.training_commands(folder, tokenizer, data["VOCAB_SIZE"]))
         return 0
     if not options.script.is_file():
-        raise cli.ToolError(f"--script {options.script}: there is no such file")
+        raise cli.ToolError(
+            f"--script {options.script}: does not exist; give an edited copy of train_gpt.py"
+        )
     return train(options.script, options.ranks, options.settings)
 
 

@@ -203,7 +203,7 @@ def open_decompressed(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
                 yield file, module.open(file) if module else file
     except ImportError as error:
         alternative = ", or decompress the file" if suffix else ""
-        raise cli.ToolError(f"{path}: {cli.missing(error.name)}{alternative}") from None
+        raise cli.ToolError(f"{path}: {cli.missing_package(error.name)}{alternative}") from None
     except Exception as error:
         is_damage = isinstance(error, (OSError, EOFError, ValueError, zlib.error))
         is_damage |= type(error).__name__ == "LZMAError"  # of lzma, which may be missing
@@ -227,7 +227,7 @@ def read_parquet_texts(file: BinaryIO, path: str) -> Iterator[bytes]:
     names = table.schema_arrow.names
     if "text" not in names:
         raise cli.ToolError(
-            f'{path}: has the columns {cli.some(names)}, but no column "text"; '
+            f'{path}: has the columns {cli.join_some(names)}, but no column "text"; '
             'write a file with a column "text"'
         )
     batches = table.iter_batches(PARQUET_BATCH_ROWS, columns=["text"])

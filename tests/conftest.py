@@ -20,7 +20,7 @@ SHORT |= {"CHECKPOINT_KEEP": 9, "VAL_BATCH_SIZE": 1024}
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Real text, a tokenizer of 300 pieces, three uneven train shards, one val shard."""
+    """Make a corpus of real text: a tokenizer of 300 tokens, three train shards, one val shard."""
     folder = tmp_path_factory.mktemp("corpus")
     lines = [
         line
@@ -44,19 +44,19 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """20 steps with a checkpoint every 4, validated before, in the middle and at the end."""
+    """Make data; return settings of 20 steps, a checkpoint every 4, a validation every 10."""
     folder = tmp_path_factory.mktemp("faults") / "data"
     return {**SMALL_MODEL, **byte_data(folder, train_tokens=50_000, val_tokens=2000), **SHORT}
 
 
 @pytest.fixture(scope="session")
-def whole(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Live]:
-    """The run without a fault, on so many ranks."""
+def reference_run(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Live]:
+    """Return a function that gives the undisturbed run on so many ranks, made only once."""
     done: dict[int, Live] = {}
 
     def run(ranks: int) -> Live:
         if ranks not in done:
-            folder: Path = tmp_path_factory.mktemp(f"whole_{ranks}")
+            folder: Path = tmp_path_factory.mktemp(f"reference_{ranks}")
             done[ranks] = Live(folder, ranks, **data).finish()
         return done[ranks]
 
@@ -65,14 +65,14 @@ def whole(data: dict, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """A tool's main, called with arguments: its exit code, what it printed, its errors."""
+    """Return a function that calls a tool's main and gives (exit code, output, errors)."""
 
     def run(main: Callable[..., int], *arguments: object) -> tuple[int, str, str]:
         try:
             code = main([str(argument) for argument in arguments])
         except SystemExit as stop:
             code = stop.code
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run

@@ -1,5 +1,8 @@
-"""The model as the challenge and its records describe it, and the order of tokens by its rules,
-written in the plainest way: what the trainer's, and those of recipes, are compared with."""
+"""Plain references with which tests compare the trainer and the recipes.
+
+The model is written as the challenge and its records describe it, and the order of tokens as the
+challenge's rules define it, in the simplest possible way and without regard to speed.
+"""
 
 import binascii
 import math
@@ -12,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 
-def norm(x: Tensor) -> Tensor:
+def rms_norm(x: Tensor) -> Tensor:
+    """Divide by the root mean square of the last dimension, without a gain."""
     return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
 
 
-def rotated(x: Tensor, dims: int, base: float) -> Tensor:
-    """Position t turns the channels i and i + dims / 2 by -t / base^(2 i / dims)."""
+def rotate(x: Tensor, dims: int, base: float) -> Tensor:
+    """Rotate channels i and i + dims / 2 at position t by the angle -t / base^(2 i / dims)."""
     y = x.clone()
     for t in range(len(x)):
         for i in range(dims // 2):
@@ -29,35 +33,41 @@ def rotated(x: Tensor, dims: int, base: float) -> Tensor:
 
 
 class Reference:
-    """The logits of one row of tokens in float64, head by head and visit by visit."""
+    """The model in float64: it computes the logits of one sequence, head by head.
+
+    A layer that is looped is visited several times. A setting that the script under test does not
+    have counts as off.
+    """
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         self.p = {name: t.double() for name, t in model.state_dict().items()}
         self.config = config
 
-    def on(self, setting: str, default: Any = 0) -> Any:
-        return getattr(self.config, setting, default)
+    def setting(self, name: str, default: Any = 0) -> Any:
+        """Return a setting, or the default if the script does not have it."""
+        return getattr(self.config, name, default)
 
     def attention(self, x: Tensor, layer: str, xsa: bool) -> Tensor:
         heads = []
         width = x.size(1) // self.config.num_heads
         q, k, v = (x @ self.p[f"{layer}.attn.c_{each}.weight"].T for each in "qkv")
         for head in range(self.config.num_heads):
-            mine = slice(width * head, width * (head + 1))
-            shared = head * self.config.num_kv_heads // self.config.num_heads
-            its = slice(width * shared, width * (shared + 1))
-            dims = self.on("rope_dims") or width
+            of_query = slice(width * head, width * (head + 1))
+            kv_head = head * self.config.num_kv_heads // self.config.num_heads
+            of_key = slice(width * kv_head, width * (kv_head + 1))
+            dims = self.setting("rope_dims") or width
             gain = self.p[f"{layer}.attn.q_gain"][head]
             query, key = (
-                rotated(norm(t), dims, self.config.rope_base) for t in (q[:, mine], k[:, its])
+                rotate(rms_norm(t), dims, self.config.rope_base)
+                for t in (q[:, of_query], k[:, of_key])
             )
             scores = gain * query @ key.T
             later = torch.ones_like(scores).triu(1).bool()
-            y = (scores / math.sqrt(width)).masked_fill(later, -math.inf).softmax(-1) @ v[:, its]
+            y = (scores / math.sqrt(width)).masked_fill(later, -math.inf).softmax(-1) @ v[:, of_key]
             if xsa:
-                own = v[:, its] / v[:, its].norm(dim=-1, keepdim=True)
-                y = y - (y * own).sum(-1, keepdim=True) * own
-            if self.on("gate_window"):
+                unit_v = v[:, of_key] / v[:, of_key].norm(dim=-1, keepdim=True)
+                y = y - (y * unit_v).sum(-1, keepdim=True) * unit_v
+            if self.setting("gate_window"):
                 read = x[:, : self.config.gate_window]
                 inner = self.config.gate_scale * read @ self.p[f"{layer}.attn.gate"][head]
                 y = y / (1 + (-inner).exp())[:, None]
@@ -67,27 +77,29 @@ class Reference:
 
     def mlp(self, x: Tensor, layer: str) -> Tensor:
         inner = x @ self.p[f"{layer}.mlp.fc.weight"].T
-        inner = torch.where(inner > 0, inner, self.on("leaky_slope") * inner).square()
+        inner = torch.where(inner > 0, inner, self.setting("leaky_slope") * inner).square()
         return self.p[f"{layer}.mlp_scale"] * (inner @ self.p[f"{layer}.mlp.proj.weight"].T)
 
     def parts(self, number: int) -> tuple:
+        """Return (prefix of names, scale of inputs, whether XSA is on, resid_mix) of a layer."""
         layer = f"blocks.{number}"
-        scale = 1 / math.sqrt(number + 1) if self.on("layer_scale") else 1
-        xsa = number >= self.config.num_layers - self.on("xsa_last_n")
+        scale = 1 / math.sqrt(number + 1) if self.setting("layer_scale") else 1
+        xsa = number >= self.config.num_layers - self.setting("xsa_last_n")
         return layer, scale, xsa, self.p[f"{layer}.resid_mix"]
 
     def block(self, number: int, x: Tensor, x0: Tensor) -> Tensor:
         layer, scale, xsa, mix = self.parts(number)
         x = mix[0] * x + mix[1] * x0
-        y = x + self.attention(scale * norm(x), layer, xsa)
-        parallel = 0 <= self.on("parallel_start", -1) <= number
-        return y + self.mlp(scale * norm(x if parallel else y), layer)
+        y = x + self.attention(scale * rms_norm(x), layer, xsa)
+        parallel = 0 <= self.setting("parallel_start", -1) <= number
+        return y + self.mlp(scale * rms_norm(x if parallel else y), layer)
 
     def lanes(self, number: int, one: Tensor, two: Tensor, x0: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both residual streams after a layer of the recipe two_lanes."""
         layer, scale, xsa, mix = self.parts(number)
         parts = (
-            self.attention(scale * norm(mix[0] * one + mix[1] * x0), layer, xsa),
-            self.mlp(scale * norm(two), layer),
+            self.attention(scale * rms_norm(mix[0] * one + mix[1] * x0), layer, xsa),
+            self.mlp(scale * rms_norm(two), layer),
         )
         weights = self.p[f"{layer}.lanes"].tolist()
         return tuple(
@@ -97,23 +109,24 @@ class Reference:
 
     def embedding(self, tokens: Tensor) -> Tensor:
         x = self.p["tok_emb.weight"][tokens]
-        if rows := self.on("bigram_rows"):
+        if rows := self.setting("bigram_rows"):
             for t in range(len(tokens)):
                 pair = rows - 1
                 if t:
                     pair = (36313 * int(tokens[t]) ^ 27191 * int(tokens[t - 1])) % (rows - 1)
                 hashed = self.p["bigram_proj.weight"] @ self.p["bigram.weight"][pair]
                 x[t] += self.p["bigram_scale"] * hashed
-        if not self.on("smear_gate"):
-            return norm(x)
-        x = x if self.config.smear_window else norm(x)
+        if not self.setting("smear_gate"):
+            return rms_norm(x)
+        x = x if self.config.smear_window else rms_norm(x)
         y = x.clone()
         for t in range(len(tokens)):
             if tokens[t] != self.config.smear_bos:
-                y[t] = self.smeared(x[t], x[t - 1] if t else torch.zeros_like(x[t]))
-        return norm(y) if self.config.smear_window else y
+                y[t] = self.smear(x[t], x[t - 1] if t else torch.zeros_like(x[t]))
+        return rms_norm(y) if self.config.smear_window else y
 
-    def smeared(self, x: Tensor, before: Tensor) -> Tensor:
+    def smear(self, x: Tensor, before: Tensor) -> Tensor:
+        """Mix the embedding of a token with that of the token before it."""
         if window := self.config.smear_window:
             gate = 1 / (1 + (-x[:window] @ self.p["smear"]).exp())
             return x + self.p["smear_scale"] * gate * before
@@ -134,12 +147,12 @@ class Reference:
             x = self.block(number, x, x0)
             skips.append(x)
         for row, number in enumerate(order[half:]):
-            in_lanes = 0 <= self.on("lanes_start", -1) <= number
+            in_lanes = 0 <= self.setting("lanes_start", -1) <= number
             if in_lanes and other is None:
                 other = x
             if skips:
                 skip = self.p["skip_weights"][row] * skips.pop()
-                if self.on("skip_gates"):
+                if self.setting("skip_gates"):
                     gate = 1 / (1 + (-self.p["skip_gates"][row]).exp())
                     x, skip = gate * x, (1 - gate) * skip
                 x = x + skip
@@ -149,14 +162,17 @@ class Reference:
                 x = self.block(number, x, x0)
         x = x if other is None else (x + other) / 2
         cap = self.config.logit_softcap
-        return cap * torch.tanh(self.head(norm(x)) / cap)
+        return cap * torch.tanh(self.head(rms_norm(x)) / cap)
 
     def head(self, x: Tensor) -> Tensor:
         return x @ self.p.get("lm_head.weight", self.p["tok_emb.weight"]).T
 
 
 def initial_state(config: Any) -> OrderedDict[str, Tensor]:
-    """Plain modules in the challenge's order: what each draws from the generator counts."""
+    """Return the challenge's initial weights for the current state of torch's generator.
+
+    The modules are built in the challenge's order, because each one draws from the generator.
+    """
     D, head_dim = config.model_dim, config.model_dim // config.num_heads
     hidden, kv = config.mlp_mult * D, config.num_kv_heads * head_dim
     shapes = {"c_q": (D, D), "c_k": (D, kv), "c_v": (D, kv), "proj": (D, D)}
@@ -177,7 +193,9 @@ def initial_state(config: Any) -> OrderedDict[str, Tensor]:
     else:
         nn.init.normal_(embedding, mean=0.0, std=config.tied_embed_init_std)
     zero = re.compile(r".*\.proj\.weight|lm_head\.weight")
-    rounded = re.compile(r".*\.(c_q|c_k|c_v|fc)\.weight|tok_emb\.weight")  # by its main()
+    rounded = re.compile(
+        r".*\.(c_q|c_k|c_v|fc)\.weight|tok_emb\.weight"
+    )  # the challenge's main() rounds these
     state = {n: t.bfloat16().float() if rounded.fullmatch(n) else t for n, t in state.items()}
     return OrderedDict(
         (n, torch.zeros_like(t) if zero.fullmatch(n) else t.detach()) for n, t in state.items()
@@ -185,7 +203,7 @@ def initial_state(config: Any) -> OrderedDict[str, Tensor]:
 
 
 def step_rows(stream: np.ndarray, batch_tokens: int, seq_len: int, step: int) -> np.ndarray:
-    """The rows of a step (rows, seq_len + 1), of 8 consecutive spans of the endless stream."""
+    """Return the sequences of a step, (sequences, seq_len + 1): 8 spans of the endless stream."""
     span = batch_tokens // 8 + 1
     endless = np.arange(step * 8 * span, (step + 1) * 8 * span) % len(stream)
     spans = stream[endless].reshape(8, span)
@@ -194,13 +212,16 @@ def step_rows(stream: np.ndarray, batch_tokens: int, seq_len: int, step: int) ->
 
 
 def rank_batches(rows: np.ndarray, rank: int, ranks: int, micro_steps: int) -> list[np.ndarray]:
-    """In micro-step m a rank takes the (m * ranks + rank)-th of equal parts of a step's rows."""
+    """Return a rank's batches of a step.
+
+    The sequences are split into equal parts. In micro-step m, a rank takes part m * ranks + rank.
+    """
     parts = np.split(rows, ranks * micro_steps)
     return [parts[m * ranks + rank] for m in range(micro_steps)]
 
 
-def crc_of(stream: np.ndarray, batch_tokens: int, seq_len: int, steps: int) -> int:
-    """The data_crc of a run's first `steps` steps."""
+def data_crc_of_steps(stream: np.ndarray, batch_tokens: int, seq_len: int, steps: int) -> int:
+    """Return the data_crc of the first `steps` steps of a run."""
     rows = [row for step in range(steps) for row in step_rows(stream, batch_tokens, seq_len, step)]
     texts = [row.astype("<u2").tobytes() for row in rows]
     return sum(binascii.crc32(text, number) for number, text in enumerate(texts)) % 2**32

@@ -1,4 +1,8 @@
-"""What tests share: a small model, shards, train_gpt.py run as users do, several ranks."""
+"""Helpers that all tests share.
+
+They hold the settings of a small model, write shards and tokenizers, run scripts as users do, and
+build the parts of train_gpt.py (Config, Runtime, Pipeline, several simulated ranks) in one process.
+"""
 
 import atexit
 import contextlib
@@ -31,7 +35,8 @@ import train_gpt
 ROOT = Path(__file__).resolve().parent.parent
 TRAINER = ROOT / "train_gpt.py"
 SETTINGS = {f.name.upper() for f in dataclasses.fields(train_gpt.Config)}
-Call = Callable[..., tuple[int, str, str]]  # a tool's main: exit code, output, errors
+# A function that calls the main of a tool and returns (exit code, output, errors).
+Call = Callable[..., tuple[int, str, str]]
 SMALL_MODEL = {
     "NUM_LAYERS": 2,
     "MODEL_DIM": 32,
@@ -52,7 +57,7 @@ SMALL_MODEL = {
 
 
 def write_shard(path: Path, tokens: np.ndarray) -> Path:
-    """In the challenge's format: 256 little-endian int32 words, then the tokens as uint16."""
+    """Write a shard in the challenge's format: 256 little-endian int32, then uint16 tokens."""
     header = np.zeros(256, dtype="<i4")
     header[:3] = 20240520, 1, len(tokens)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,15 +66,18 @@ def write_shard(path: Path, tokens: np.ndarray) -> Path:
 
 
 def write_split(folder: Path, split: str, tokens: np.ndarray, sizes: list[int]) -> None:
-    """`tokens` as shards of the given sizes (the last one takes the rest)."""
+    """Write `tokens` as shards of the given sizes; one more shard takes the rest."""
     for number, part in enumerate(np.split(tokens, np.cumsum(sizes))):
         if len(part):
             write_shard(folder / f"fineweb_{split}_{number:06d}.bin", part)
 
 
 def train_tokenizer(path: Path, texts: list[str], **options: object) -> Path:
-    """A SentencePiece model with the challenge's control tokens and, unless `options` say other, a
-    piece for each byte, of texts that stay as they are."""
+    """Train a SentencePiece model on the texts and write it to `path`.
+
+    It has the challenge's control tokens. Unless `options` change this, it has a piece for each
+    byte and does not normalize texts.
+    """
     common = {"model_type": "bpe", "vocab_size": 400, "hard_vocab_limit": False, "minloglevel": 2}
     common |= {"byte_fallback": True, "add_dummy_prefix": False, "remove_extra_whitespaces": False}
     common |= {"normalization_rule_name": "identity"}
@@ -83,6 +91,8 @@ def train_tokenizer(path: Path, texts: list[str], **options: object) -> Path:
 
 @dataclasses.dataclass
 class Corpus:
+    """The data of a test: a folder of shards, the tokenizer's file, and the validation tokens."""
+
     folder: Path
     tokenizer: Path
     val: np.ndarray
@@ -93,7 +103,7 @@ class Corpus:
 
 
 class Run:
-    """What a script printed and logged in `folder`, and its exit code, once it has ended."""
+    """What a script that has ended printed and logged in `folder`, and its exit code."""
 
     def __init__(self, folder: Path, run_id: str = "*", code: int | None = None) -> None:
         self.folder = folder
@@ -101,7 +111,7 @@ class Run:
         self.code = code
 
     def read(self, name: str) -> str:
-        """The text of a file; empty, if there is none."""
+        """Return the text of the first file that matches, or an empty text."""
         paths = list(self.folder.glob(name))
         return paths[0].read_text(encoding="utf-8", errors="replace") if paths else ""
 
@@ -119,21 +129,22 @@ class Run:
 
     @property
     def text(self) -> str:
-        """The text log without the script's source."""
+        """The text log without the source of the script at its head."""
         return self.read(f"logs/{self.run_id}.txt").split("=" * 100 + "\n", 2)[-1]
 
     def events(self, name: str) -> list[dict[str, Any]]:
+        """Return the events of this name in the .jsonl log, in order."""
         lines = self.read(f"logs/{self.run_id}.jsonl").splitlines()
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def values(self, word: str) -> list[str]:
-        """Every value of `word:` in the lines that begin with step: or final_, in order."""
+        """Return every value of `word:` in the lines that begin with step: or final_, in order."""
         lines = [line for line in self.text.splitlines() if line.startswith(("step:", "final_"))]
         return [match for line in lines for match in re.findall(rf"(?:^| ){word}:(\S+)", line)]
 
 
 def clean_environment(**settings: object) -> dict[str, str]:
-    """This process' environment without trainer settings and ranks, plus `settings`."""
+    """Return this process' environment without trainer settings and ranks, plus `settings`."""
     env = {
         k: v
         for k, v in os.environ.items()
@@ -144,7 +155,7 @@ def clean_environment(**settings: object) -> dict[str, str]:
 
 @functools.cache
 def server() -> subprocess.Popen:
-    """The process that forks scripts, see server.py."""
+    """Return the process that forks scripts (server.py), started on the first call."""
     started = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("server.py"))],
         text=True,
@@ -158,13 +169,14 @@ def server() -> subprocess.Popen:
 
 
 def ask_server(**request: object) -> int | None:
+    """Send a request to server.py and return its answer."""
     server().stdin.write(json.dumps(request) + "\n")
     server().stdin.flush()
     return json.loads(server().stdout.readline())
 
 
 def start_script(script: Path, folder: Path, *arguments: object, **settings: object) -> int:
-    """Starts it in `folder`, where "out" and "err" are what it prints; returns its pid."""
+    """Start a script in `folder` and return its pid; it prints to the files "out" and "err"."""
     folder.mkdir(parents=True, exist_ok=True)
     return ask_server(
         script=str(script),
@@ -175,7 +187,7 @@ def start_script(script: Path, folder: Path, *arguments: object, **settings: obj
 
 
 def run_script(script: Path, folder: Path, *arguments: object, **settings: object) -> Run:
-    """Runs it to its end, as `python3 script arguments`."""
+    """Run a script to its end, as `python3 script arguments` would."""
     pid = start_script(script, folder, *arguments, **settings)
     deadline = time.monotonic() + 240
     while (code := ask_server(pid=pid)) is None:
@@ -186,6 +198,7 @@ def run_script(script: Path, folder: Path, *arguments: object, **settings: objec
 
 
 def torchrun(script: Path, ranks: int, *more: str) -> list[str]:
+    """Return the command that runs a script on so many ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", *more]
     return [*command, str(script)]
@@ -199,7 +212,7 @@ def run_trainer(
     timeout: float = 240,
     **settings: object,
 ) -> Run:
-    """Runs the script in `folder` as users do: by Python for ranks=0, else by torchrun."""
+    """Run the script in `folder` as users do: with python for ranks=0, else with torchrun."""
     folder.mkdir(parents=True, exist_ok=True)
     command = torchrun(script, ranks) if ranks else [sys.executable, str(script)]
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
@@ -209,7 +222,7 @@ def run_trainer(
 
 
 def import_script(path: Path) -> ModuleType:
-    """A script as a module, which has the name of its file."""
+    """Import a script as a module with the name of its file."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
@@ -218,24 +231,25 @@ def import_script(path: Path) -> ModuleType:
 
 
 def start_process(command: list[object], **options: Any) -> subprocess.Popen[str]:
-    """In a session of its own, with pipes for what it prints."""
+    """Start a command in a new session, with pipes for its output."""
     pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    # What a background job starts ignores SIGINT, and Python keeps that.
+    # Processes of a background job ignore SIGINT, and a child would inherit this.
     pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     pipes["start_new_session"] = True
     return subprocess.Popen([*map(str, command)], **pipes | options)
 
 
 def call_tool(main: Callable[[], int | None], *arguments: object) -> tuple[int | None, str]:
-    """Calls the main of a program of data/; (its exit code, what it printed)"""
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+    """Call the main of a program of data/; return (its exit code, what it printed)."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(sys, "argv", [main.__module__, *map(str, arguments)])
         code = main()
-    return code, said.getvalue()
+    return code, printed.getvalue()
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait until the condition is true; fail after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"did not happen within {seconds} s"
@@ -243,20 +257,21 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def free_port() -> int:
+    """Return a TCP port on which nothing listens at the moment."""
     with socket.socket() as server:
         server.bind(("localhost", 0))
         return server.getsockname()[1]
 
 
 def make_config(trainer: Any = train_gpt, /, **settings: object) -> train_gpt.Config:
-    """A Config of settings in capitals, as the script (or an edited one) would read them."""
+    """Return the Config that a script would read from these settings, given in capitals."""
     config, _, faults, _ = trainer.read_config([], {k: str(v) for k, v in settings.items()})
     assert not faults, faults
     return config
 
 
 def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) -> dict[str, str]:
-    """A byte tokenizer, one shard of each split in `folder`, and the settings that use them."""
+    """Write a byte tokenizer and one shard per split; return the settings that use them."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "byte.json").write_text('{"kind": "byte", "offset": 4}', encoding="utf-8")
     for split, count in (("train", train_tokens), ("val", val_tokens)):
@@ -271,14 +286,14 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
 def make_runtime(
     config: train_gpt.Config, rank: int = 0, world_size: int = 1, trainer: Any = train_gpt
 ) -> train_gpt.Runtime:
-    """A rank's Runtime, without signals and a process group."""
+    """Return the Runtime of a rank, without signal handlers and without a process group."""
     return trainer.Runtime(config, {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
 
 
 def open_pipeline(
     config: train_gpt.Config, split: str = "train", step: int = 0, **replaced: Any
 ) -> train_gpt.Pipeline:
-    """The pipeline of a split as the trainer builds it; `replaced`: some of its arguments."""
+    """Open the pipeline of a split as the trainer builds it; `replaced` are other arguments."""
     runtime = replaced.pop("runtime", None) or make_runtime(config)
     shards = replaced.pop("shards", None) or train_gpt.Shards(config, split)
     if split == "train":
@@ -292,7 +307,7 @@ def open_pipeline(
 
 
 class Command:
-    """Pickled, it makes a folder where it is loaded."""
+    """An object whose pickle, when it is loaded, makes a folder: a stand-in for an attack."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -301,27 +316,29 @@ class Command:
         return os.mkdir, (str(self.path),)
 
 
-# For small tensors a second thread only waits, and slows other processes down.
+# For small tensors a second thread gains nothing, and it slows other processes down.
 train_gpt.torch.set_num_threads(1)
 
 
 class SimulatedRanks:
-    """Ranks that are threads of this process: their sums and broadcasts meet at a barrier.
+    """Ranks that are threads of this process; their collective calls meet at a barrier.
 
-    Before `run`, Trainers are made one after the other, each with its own equal weights.
+    Before `run` is called, the ranks' Trainers are made one after the other, in one thread. In that
+    phase, a collective call returns what it would return if all ranks had the same value.
     """
 
     def __init__(self, config: train_gpt.Config, count: int, trainer: Any = train_gpt) -> None:
         self.runtimes = [make_runtime(config, rank, count, trainer) for rank in range(count)]
         self.barrier, self.given = threading.Barrier(count), [None] * count
         self.running = False
-        self.sums = [0] * count  # how often each rank has reduced
+        self.sums = [0] * count  # the number of all_reduce calls of each rank
         for runtime in self.runtimes:
             runtime.all_reduce = partial(self.all_reduce, runtime.rank)
             runtime.broadcast = partial(self.broadcast, runtime.rank)
             runtime.gather = partial(self.gather, runtime.rank)
 
-    def gathered(self, rank: int, value: Any) -> list[Any]:
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        """Return the values of all ranks, once every rank has given its value."""
         self.given[rank] = value
         self.barrier.wait(60)
         everyone = list(self.given)
@@ -330,16 +347,16 @@ class SimulatedRanks:
 
     def all_reduce(self, rank: int, tensor: train_gpt.torch.Tensor) -> train_gpt.torch.Tensor:
         self.sums[rank] += 1
-        return tensor.copy_(sum(self.gathered(rank, tensor.clone())))
+        return tensor.copy_(sum(self.exchange(rank, tensor.clone())))
 
     def broadcast(self, rank: int, value: Any, source: int = 0) -> Any:
-        return self.gathered(rank, value)[source] if self.running else value
+        return self.exchange(rank, value)[source] if self.running else value
 
     def gather(self, rank: int, value: Any) -> list[Any]:
-        return self.gathered(rank, value) if self.running else [value] * len(self.runtimes)
+        return self.exchange(rank, value) if self.running else [value] * len(self.runtimes)
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
-        """What `work(rank)` returns, or the HaltError that it raises, on every rank."""
+        """Call `work(rank)` on all ranks; return each result, or the HaltError that it raised."""
 
         def attempt(rank: int) -> Any:
             try:
@@ -347,7 +364,7 @@ class SimulatedRanks:
             except train_gpt.HaltError as halt:
                 return halt
             except Exception:
-                self.barrier.abort()  # or the others would wait
+                self.barrier.abort()  # else the other ranks would wait
                 raise
 
         self.running = True
@@ -356,13 +373,13 @@ class SimulatedRanks:
 
 
 def open_data(config: train_gpt.Config) -> train_gpt.Data:
-    """What a run with these settings reads."""
+    """Open the shards and the tokenizer of a run with these settings."""
     shards = (train_gpt.Shards(config, split) for split in ("train", "val"))
     return train_gpt.Data(*shards, *train_gpt.read_tokenizer(config))
 
 
 def make_log(module: ModuleType = train_gpt) -> train_gpt.RunLog:
-    """A log that writes no file: what was logged is in `lines` and `events`."""
+    """Return a RunLog that writes no file and collects its `lines` and `events` in lists."""
     log = module.RunLog("r")
     log.lines = []
     log.events = []

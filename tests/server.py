@@ -1,7 +1,7 @@
-"""Runs Python scripts in forks of a process that has imported torch, which saves their imports.
+"""Run Python scripts in forks of a process that has already imported torch, to save time.
 
-Each line on standard input is a request in JSON: {"pid": n} is answered with that process's exit
-code, or null while it runs; any other request starts a script and is answered with its pid.
+Each line on standard input is a request in JSON. The answer to {"pid": n} is the exit code of that
+process, or null while it runs. Any other request starts a script; the answer is its pid.
 """
 
 import json
@@ -11,14 +11,14 @@ import signal
 import sys
 import traceback
 
-import numpy  # noqa: F401  (the script finds these imported)
+import numpy  # noqa: F401  (imported for the scripts, like the next ones)
 import sentencepiece  # noqa: F401
 import torch
-import torch._dynamo  # every optimizer imports it, for a second
+import torch._dynamo  # the first optimizer imports it, which takes a second
 
 
 def run(request: dict) -> None:
-    """All that a fork does: `python3 script arguments` in a session, a folder, an environment."""
+    """Do in a fork what `python3 script arguments` would do, in a new session; never return."""
     os.setsid()
     os.chdir(request["folder"])
     os.environ.clear()
@@ -44,10 +44,11 @@ def run(request: dict) -> None:
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
-    os._exit(code)  # the interpreter's own exit takes a second
+    os._exit(code)  # a normal exit of the interpreter takes a second
 
 
 def answer(request: dict) -> int | None:
+    """Return the answer to a request, see the docstring of this file."""
     if "pid" in request:
         ended, status = os.waitpid(request["pid"], os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if ended else None

@@ -39,11 +39,11 @@ def random_state() -> dict[str, Tensor]:
     return state
 
 
-def opened(data: bytes) -> dict[str, Any]:
+def read_artifact(data: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(zlib.decompress(data)), weights_only=True)
 
 
-def artifact_of(content: object) -> bytes:
+def compress_content(content: object) -> bytes:
     torch.save(content, buffer := io.BytesIO())
     return zlib.compress(buffer.getvalue(), 1)
 
@@ -85,7 +85,7 @@ def test_a_file_is_what_the_challenges_script_would_write() -> None:
     state = random_state()
     data, payload, raw = tg.pack(state, make_config(**SHAPE))
     assert zlib.compress(zlib.decompress(data), 9) == data
-    file, (expected, _) = opened(data), challenge_file(state)
+    file, (expected, _) = read_artifact(data), challenge_file(state)
     assert list(file) == list(expected) == PARTS
     assert len(file["quantized"]) == 6 and len(file["passthrough"]) == 17
     for part in PARTS:
@@ -117,15 +117,15 @@ def test_size_dtype_and_name_decide_how_a_tensor_is_stored() -> None:
     }
     config = make_config(INT8_KEEP_FLOAT_FP32_NAME_PATTERNS="kept,other")
     data = tg.pack(state, config)[0]
-    file = opened(data)
-    half, whole = torch.float16, torch.float32
-    kept = {"small": half, "bf_small": half, "kept.a": whole, "count": torch.int64}
+    file = read_artifact(data)
+    half, single = torch.float16, torch.float32
+    kept = {"small": half, "bf_small": half, "kept.a": single, "count": torch.int64}
     assert {name: t.dtype for name, t in file["passthrough"].items()} == kept
     assert file["passthrough_orig_dtypes"] == {"small": "float32", "bf_small": "bfloat16"}
     others = ("large", "line", "kept.large", "turned")
     assert file["dtypes"] == dict.fromkeys(others, "float32") | {"bf": "bfloat16"}
     assert set(file["qmeta"]) == {"large", "bf", "kept.large", "turned"}
-    assert file["scales"]["line"].shape == () and file["scales"]["line"].dtype == whole
+    assert file["scales"]["line"].shape == () and file["scales"]["line"].dtype == single
     for name, t in tg.unpack(data, state).items():
         assert t.dtype == state[name].dtype and t.shape == state[name].shape
         assert (t.double() - state[name].double()).abs().max() < 0.04, name
@@ -139,7 +139,7 @@ def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -
     """And what is decoded is a state of the model."""
     state = random_state()
     file, values = challenge_file(state, dtype=dtype, complete=complete)
-    back = tg.unpack(artifact_of(file), state)
+    back = tg.unpack(compress_content(file), state)
     assert back.keys() == values.keys()
     for name, value in values.items():
         # As bfloat16 it has 8 bits of precision, and may or may not be rounded to them here.
@@ -152,7 +152,7 @@ def test_an_artifact_that_would_run_a_command_runs_nothing(tmp_path: Path) -> No
     command = Command(tmp_path / "ran")
     for content in (command, {"passthrough": {}, "quantized": {}, "qmeta": command}):
         with pytest.raises(pickle.UnpicklingError):
-            tg.unpack(artifact_of(content), {})
+            tg.unpack(compress_content(content), {})
     assert not (tmp_path / "ran").exists()
     pickle.loads(pickle.dumps(command))
     assert (tmp_path / "ran").exists(), "the command would have left this"

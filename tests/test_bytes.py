@@ -49,7 +49,7 @@ class Tokenizer:
         ids = [[BOS, *self.model.encode(document)] for document in documents]
         return np.array([token for document in ids for token in document], dtype=np.uint16)
 
-    def counted(self, documents: list[str]) -> int:
+    def count_bytes_of(self, documents: list[str]) -> int:
         tokens = self.stream(documents)
         return int(self.table.count_bytes(tokens[:-1], tokens[1:].astype(np.int64)))
 
@@ -79,7 +79,7 @@ DOCUMENTS = st.lists(st.lists(LETTERS, max_size=12).map("".join), min_size=1, ma
 def test_counted_bytes_are_those_of_documents(tokenizer: Tokenizer, documents: list[str]) -> None:
     documents = [text.lstrip(" ") for text in documents]  # a space after BOS is never counted
     expected = sum(len(text.encode("utf-8")) for text in documents)
-    assert tokenizer.counted(documents) == expected
+    assert tokenizer.count_bytes_of(documents) == expected
 
 
 def test_a_leading_space_counts_unless_the_token_before_ends_a_text(tokenizer: Tokenizer) -> None:
@@ -156,18 +156,18 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
 ) -> None:
     """Over all ranks' parts of the split, of which the last batch is not full. An edit of `fill_xy`
     alone scores less: here every other target."""
-    widen = tg.BatchPlan.fill_xy
+    fill_xy = tg.BatchPlan.fill_xy
 
     def every_other(plan: tg.BatchPlan, rows: range, tokens: Any, x: Any, y: Any) -> None:
-        widen(plan, rows, tokens, x, y)
+        fill_xy(plan, rows, tokens, x, y)
         y[:, ::2] = -100
 
     if masked:
         monkeypatch.setattr(tg.BatchPlan, "fill_xy", every_other)
     config = make_config(**{**SMALL_MODEL, **corpus.env, "VAL_BATCH_SIZE": 32 * 7})
-    reads = open_data(config)
+    data = open_data(config)
     validation = tg.Validation(
-        config, make_runtime(config), make_log(), lambda _: nullcontext(), reads
+        config, make_runtime(config), make_log(), lambda _: nullcontext(), data
     )
     rows = (len(corpus.val) - 1) // 32
     assert rows % 7 and validation.targets == 32 * rows
@@ -208,9 +208,9 @@ def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -
         write_split(tmp_path, split, tokens, [])
     data = {"DATA_PATH": tmp_path, "TOKENIZER_PATH": tokenizer.path, "TRAIN_SEQ_LEN": 8}
     config = make_config(**{**SMALL_MODEL, **data, "VOCAB_SIZE": len(tokenizer.model)})
-    reads = open_data(config)
+    data = open_data(config)
     validation = tg.Validation(
-        config, make_runtime(config), make_log(), lambda _: nullcontext(), reads
+        config, make_runtime(config), make_log(), lambda _: nullcontext(), data
     )
     validation.mean_nats = lambda *_: torch.tensor(1.0)
     validation.evaluate(torch.nn.Module(), "final")

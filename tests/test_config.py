@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.live import Live, edited
+from faults.live import Live, write_edited_script
 from running import ROOT, SETTINGS, SMALL_MODEL, Call, byte_data, make_config, run_script, train_gpt
 
 CONTROL_TENSOR_NAMES = (
@@ -49,18 +49,18 @@ def main(monkeypatch: pytest.MonkeyPatch, call: Call, tmp_path: Path) -> Call:
     return run
 
 
-def listed(err: str) -> list[str]:
+def listed_faults(err: str) -> list[str]:
     """The faults, which come after the error's first line."""
     return [line.strip() for line in err.splitlines()[1:]]
 
 
-def small(folder: Path, **more: object) -> dict[str, str]:
+def small_environment(folder: Path, **more: object) -> dict[str, str]:
     """An environment of settings without a fault, but for those in `more`."""
     values = {**SMALL_MODEL, **byte_data(folder), **more}
     return {name: str(value) for name, value in values.items()}
 
 
-def faults_of(environment: dict[str, str], ranks: int = 1) -> list[str]:
+def find_faults(environment: dict[str, str], ranks: int = 1) -> list[str]:
     environment = environment | {"WORLD_SIZE": str(ranks)}
     config, _, faults, _ = train_gpt.read_config([], environment)
     return faults + train_gpt.check_settings(config, environment)[0]
@@ -105,7 +105,7 @@ def test_help_shows_every_setting_with_its_default(main: Call) -> None:
 def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
     [line] = re.findall(r"(?m)^    seed: .*= 1337 .*\n", inspect.getsource(train_gpt.Config))
     lines = line + "    my_rate: float = 2.5  # my rate\n"
-    script = edited(tmp_path / "edited.py", [(line, lines)])
+    script = write_edited_script(tmp_path / "edited.py", [(line, lines)])
     done = run_script(script, tmp_path, "--print-config", MY_RATE="3")
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "given"}
     done = run_script(script, tmp_path, "MY_RATES=3")
@@ -133,14 +133,14 @@ SHAPES = [
 def test_remedies_help_and_without_faults_it_trains(tmp_path: Path, shape: dict[str, int]) -> None:
     """Following the lines ends with none left."""
     for ranks in (1, 3, 8, 16):
-        mine = small(tmp_path, **shape)
+        settings = small_environment(tmp_path, **shape)
         for _ in range(8):
-            faults = faults_of(mine, ranks)
+            faults = find_faults(settings, ranks)
             for fault in faults:
                 name, _, remedy = fault.partition("=")
-                mine[name] = re.search(r"(?:set|try) \D*(\d+)", remedy)[1]
+                settings[name] = re.search(r"(?:set|try) \D*(\d+)", remedy)[1]
         assert faults == []
-        config = make_config(**mine)
+        config = make_config(**settings)
         model = train_gpt.GPT(config, torch.float32)
         x = torch.zeros(1, config.train_seq_len, dtype=torch.int64)
         assert model(x, x).isfinite()
@@ -151,13 +151,13 @@ def test_all_that_is_wrong_is_in_one_error(main: Call, tmp_path: Path) -> None:
     wrong = {"ITERATIONS": "ten", "TIE_EMBEDDINGS": "maybe", "SEED": -1, "RUN_ID": "a/b"}
     wrong |= {"MODEL_DIM": 6, "NUM_KV_HEADS": 3, "TRAIN_BATCH_TOKENS": 1000}
     wrong |= {"VOCAB_SIZE": 259, "BETA2": 1.5}
-    environment = small(tmp_path / "data", **wrong)
+    environment = small_environment(tmp_path / "data", **wrong)
     (tmp_path / "data" / "fineweb_train_000000.bin").write_bytes(b"damaged")
     (tmp_path / "data" / "fineweb_val_000000.bin").unlink()
     arguments = {"TRAIN_PREFTECH=1": "TRAIN_PREFETCH", "iterations=5": "ITERATIONS"}
     arguments |= {"--seed=1": "SEED", "VOCAB_SIZE": "VOCAB_SIZE", "xyz": "--help"}
     code, out, err = main(*arguments, **environment)
-    faults = listed(err)
+    faults = listed_faults(err)
     assert (code, out) == (2, "")
     for word, near in arguments.items():
         assert [near in fault for fault in faults if fault.startswith(f"{word}: ")] == [True]
@@ -181,7 +181,7 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
 
 def test_missing_data_comes_with_scripts_that_exist(main: Call) -> None:
     code, _, err = main(DATA_PTH="elsewhere")
-    folder, tokenizer, near = listed(err)
+    folder, tokenizer, near = listed_faults(err)
     assert code == 2 and " is not a folder; python3 data/" in folder
     [script] = re.findall(r"\w+\.py", folder)
     assert (ROOT / "data" / script).exists() and tokenizer.startswith("TOKENIZER_PATH=")
@@ -195,12 +195,12 @@ def test_missing_data_comes_with_scripts_that_exist(main: Call) -> None:
 
 def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device is there, torch finds no GPU: the fault has torch's versions."""
-    environment, exists = small(tmp_path), Path.exists
+    environment, exists = small_environment(tmp_path), Path.exists
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl" or exists(path))
-    assert faults_of({**environment, "DEVICE": "cpu"}) == []
+    assert find_faults({**environment, "DEVICE": "cpu"}) == []
     for device in ("auto", "cuda"):
-        [fault] = faults_of({**environment, "DEVICE": device})
+        [fault] = find_faults({**environment, "DEVICE": device})
         words = [
             f"DEVICE={device} is not possible: ",
             torch.__version__,
@@ -236,9 +236,9 @@ def test_names_of_other_programs_are_neither_errors_nor_warnings() -> None:
 
 def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> None:
     """None of them waits, and none leaves a file, or the mended command would be refused."""
-    settings = small(tmp_path / "data") | {"RUN_ID": "r", "NUM_KV_HEADS": 3}
+    settings = small_environment(tmp_path / "data") | {"RUN_ID": "r", "NUM_KV_HEADS": 3}
     run = Live(tmp_path / "run", 2, other={"MODEL_DIM": 30, "SEED": "x"}, **settings)
-    assert run.end() == [2, 2] and "Traceback" not in run.err and run.out == ""
+    assert run.wait_for_exit() == [2, 2] and "Traceback" not in run.err and run.out == ""
     for start in ("NUM_KV_HEADS=3 ", "rank 1: SEED=x ", "rank 1: MODEL_DIM=30 "):
         assert run.err.count(f"\n  {start}") >= 1, run.err
     assert {path.name for path in run.folder.iterdir()} == {"out", "err"}
@@ -269,7 +269,7 @@ def test_files_beside_the_script_hide_no_package(tmp_path: Path) -> None:
 
 
 def test_a_missing_compiler_is_one_line_and_leaves_no_log(tmp_path: Path) -> None:
-    settings = small(tmp_path) | {"TORCH_COMPILE": 1, "RUN_ID": "r", "PATH": "/nowhere"}
+    settings = small_environment(tmp_path) | {"TORCH_COMPILE": 1, "RUN_ID": "r", "PATH": "/nowhere"}
     settings |= {"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"}
     run = run_script(ROOT / "train_gpt.py", tmp_path, **settings)
     [line] = run.err.splitlines()
@@ -299,5 +299,7 @@ def test_a_notebook_goes_on_after_a_run(tmp_path: Path) -> None:
     """Its stream cannot be configured, and os._exit would end it."""
     cell = NOTEBOOK.replace("SCRIPT", repr(str(ROOT / "train_gpt.py")))
     (tmp_path / "cell.py").write_text(cell)
-    run = run_script(tmp_path / "cell.py", tmp_path, **small(tmp_path) | {"RUN_ID": "r"})
+    run = run_script(
+        tmp_path / "cell.py", tmp_path, **small_environment(tmp_path) | {"RUN_ID": "r"}
+    )
     assert run.out.endswith("finished: see logs/r.txt\nit goes on: 0\n"), run.err

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults.live import Live, assert_same_result
-from reference import crc_of
+from reference import data_crc_of_steps
 from running import SMALL_MODEL, byte_data, make_config, write_shard, write_split
 from running import train_gpt as tg
 
@@ -82,10 +82,10 @@ def test_a_producer_that_stands_still_ends_the_run_and_is_shown(tmp_path: Path) 
     producer.deliver(0)
     producer.state["error"] = "line 7: not JSON"
     settings = producer.settings | {"DATA_STALL_SECONDS": 1, "CHECKPOINT_EVERY": 1}
-    run = Live(tmp_path / "run", **settings).until_line("step:3/")
+    run = Live(tmp_path / "run", **settings).wait_for_line("step:3/")
     producer.stand_still()
-    assert run.end() == [1] and run.checkpoints() == [1, 2, 3]
-    [line] = run.said
+    assert run.wait_for_exit() == [1] and run.checkpoint_steps() == [1, 2, 3]
+    [line] = run.error_lines
     assert f"{producer.folder}/.producing: {{" in line and line.endswith("DATA_STALL_SECONDS=1")
     assert '"error": "line 7: not JSON"} did not change for ' in line
     assert run.status == ("failed", 1)
@@ -99,14 +99,14 @@ def test_a_signal_is_heard_during_a_wait_for_shards(tmp_path: Path, ranks: int, 
     producer.deliver(*([0] if steps else []))
     settings = producer.settings | {"WARMUP_STEPS": 1}
     run = Live(tmp_path / "run", ranks, **settings)
-    run.until(lambda: steps <= len(run.events("step")) and run.events("made_of"))
+    run.wait_until(lambda: steps <= len(run.events("step")) and run.events("made_of"))
     time.sleep(1)
     start = time.monotonic()
     for pid in run.codes:
         os.kill(pid, signal.SIGTERM)
-    assert run.end() == [143] * max(1, ranks) and time.monotonic() - start < 20
-    assert run.checkpoints() == [steps]
-    assert run.said[0].startswith(f"interrupted after step {steps}")
+    assert run.wait_for_exit() == [143] * max(1, ranks) and time.monotonic() - start < 20
+    assert run.checkpoint_steps() == [steps]
+    assert run.error_lines[0].startswith(f"interrupted after step {steps}")
     finished = settings | {"DATA_PATH": producer.finished}
     again = Live(tmp_path / "run", ranks, **finished | {"RESUME": "auto"}).finish()
     assert_same_result(again, Live(tmp_path / "whole", ranks, **finished).finish())
@@ -125,7 +125,7 @@ def test_a_machine_that_sees_its_shards_late_trains_on_the_same(tmp_path: Path) 
     here, there = two_machines(tmp_path)
     settings = here.settings | {"DATA_STALL_SECONDS": 4}
     run = Live(tmp_path / "run", 2, other={"DATA_PATH": there.folder}, **settings)
-    run.until_line("step:3/")
+    run.wait_for_line("step:3/")
     time.sleep(5)
     here.deliver(2, 1, 3)
     here.finish()
@@ -135,9 +135,12 @@ def test_a_machine_that_sees_its_shards_late_trains_on_the_same(tmp_path: Path) 
     time.sleep(0.5)
     there.deliver(1)
     run.finish()
-    whole = Live(tmp_path / "whole", 2, **settings | {"DATA_PATH": here.finished}).finish()
-    assert whole.events("step")[-1]["data_crc"] == f"{crc_of(TOKENS, 2048, 32, 10):08x}"
-    assert_same_result(run, whole)
+    uninterrupted = Live(tmp_path / "whole", 2, **settings | {"DATA_PATH": here.finished}).finish()
+    assert (
+        uninterrupted.events("step")[-1]["data_crc"]
+        == f"{data_crc_of_steps(TOKENS, 2048, 32, 10):08x}"
+    )
+    assert_same_result(run, uninterrupted)
     assert run.events("input")[0]["total_ms"] > 4500, "waiting for a shard is input wait"
     [made_of] = run.events("made_of")
     assert made_of["growing"] and "fineweb_train_000003.bin" not in made_of
@@ -149,19 +152,21 @@ def test_machines_whose_sets_end_differently_end_with_a_line(tmp_path: Path, fau
     here, there = two_machines(tmp_path)
     settings = here.settings | {"DATA_STALL_SECONDS": 1}
     run = Live(tmp_path / "run", 2, other={"DATA_PATH": there.folder}, **settings)
-    run.until_line("step:3/")
+    run.wait_for_line("step:3/")
     if fault == "another one":
         write_shard(there.path(1), TOKENS[::-1][: SIZES[1]])
     here.deliver(1)
     here.finish()
     there.finish()
-    assert run.end() == [1, 1] and "Traceback" not in run.err
+    assert run.wait_for_exit() == [1, 1] and "Traceback" not in run.err
     name = here.path(1).name
     said = (
         f"{name}: missing on rank 1, {SIZES[1]} tokens, " if fault == "one fewer" else f"{name}: "
     )
-    assert all(f"rank 1 differs from rank 0: {said}" in line for line in run.said), run.said
-    assert len(run.said) == 2
+    assert all(f"rank 1 differs from rank 0: {said}" in line for line in run.error_lines), (
+        run.error_lines
+    )
+    assert len(run.error_lines) == 2
 
 
 @pytest.mark.parametrize("growing", [0, 1])
@@ -183,15 +188,15 @@ def test_a_link_to_nothing_is_not_there_yet(tmp_path: Path, ranks: int) -> None:
     producer.deliver(0)
     settings = producer.settings | {"DATA_STALL_SECONDS": 2}
     producer.path(1).symlink_to("later")
-    run = Live(tmp_path / "run", ranks, **settings).until_line("step:3/")
+    run = Live(tmp_path / "run", ranks, **settings).wait_for_line("step:3/")
     time.sleep(0.5)
     shutil.copy(producer.finished / producer.path(1).name, producer.folder / "part")
     (producer.folder / "part").replace(producer.folder / "later")
-    run.until_line("step:5/")
+    run.wait_for_line("step:5/")
     producer.path(2).symlink_to("nowhere")
-    assert set(run.end()) == {1} and "Traceback" not in run.err
-    assert f"{producer.path(2)} cannot be read: No such file or directory" in run.said[0]
-    assert run.said[0].endswith("did not change for DATA_STALL_SECONDS=2")
+    assert set(run.wait_for_exit()) == {1} and "Traceback" not in run.err
+    assert f"{producer.path(2)}: No such file or directory" in run.error_lines[0]
+    assert run.error_lines[0].endswith("did not change for DATA_STALL_SECONDS=2")
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -202,12 +207,12 @@ def test_a_signal_is_heard_while_a_disk_does_not_answer(tmp_path: Path, ranks: i
     read = "        start = os.pread(descriptor, END_BYTES, 0)\n"
     here = f"os.environ.get('RANK', '0') == '{max(0, ranks - 1)}' and 'train_000001' in str(path)"
     edit = {read: f"        if {here}:\n            time.sleep(99)\n{read}"}
-    run = Live(tmp_path / "run", ranks, edit, **producer.settings).until_line("step:3/")
+    run = Live(tmp_path / "run", ranks, edit, **producer.settings).wait_for_line("step:3/")
     producer.deliver(1)
     time.sleep(1)
     for pid in run.codes:
         os.kill(pid, signal.SIGTERM)
-    assert set(run.end()) == {143} and run.checkpoints() == [3]
+    assert set(run.wait_for_exit()) == {143} and run.checkpoint_steps() == [3]
 
 
 def test_a_shard_that_opens_slowly_is_added_once(tmp_path: Path) -> None:
@@ -217,13 +222,13 @@ def test_a_shard_that_opens_slowly_is_added_once(tmp_path: Path) -> None:
     read = "        start = os.pread(descriptor, END_BYTES, 0)\n"
     edit = {read: f"        time.sleep(1.5 * ('train_000001' in str(path)))\n{read}"}
     settings = producer.settings | {"WARMUP_STEPS": 2}
-    run = Live(tmp_path / "run", 0, edit, **settings).until_line("warmup_step:1/")
+    run = Live(tmp_path / "run", 0, edit, **settings).wait_for_line("warmup_step:1/")
     producer.deliver(1)
-    run.until_line("step:4/")
+    run.wait_for_line("step:4/")
     producer.deliver(2, 3)
     producer.finish()
-    whole = Live(tmp_path / "whole", **settings | {"DATA_PATH": producer.finished}).finish()
-    assert run.finish().losses() == whole.losses()
+    uninterrupted = Live(tmp_path / "whole", **settings | {"DATA_PATH": producer.finished}).finish()
+    assert run.finish().losses() == uninterrupted.losses()
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -231,7 +236,7 @@ def test_a_shard_may_be_removed_once_it_is_open(tmp_path: Path, ranks: int) -> N
     """The run keeps it open, and later ones keep their places."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
-    run = Live(tmp_path / "run", ranks, **producer.settings).until_line("step:3/")
+    run = Live(tmp_path / "run", ranks, **producer.settings).wait_for_line("step:3/")
     producer.path(0).unlink()
     producer.deliver(1, 2, 3)
     producer.finish()
@@ -244,7 +249,7 @@ def test_no_step_is_begun_after_the_cap(tmp_path: Path) -> None:
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
     settings = producer.settings | {"MAX_WALLCLOCK_SECONDS": 4}
-    run = Live(tmp_path / "run", 2, **settings).until_line("step:3/")
+    run = Live(tmp_path / "run", 2, **settings).wait_for_line("step:3/")
     time.sleep(5)
     producer.deliver(1, 2, 3)
     producer.finish()
@@ -260,15 +265,18 @@ def test_a_finished_set_may_not_lack_a_shard_of_the_checkpoint(tmp_path: Path) -
     producer.path(3).unlink()
     producer.finish()
     run = Live(tmp_path / "run", **settings)
-    assert run.end() == [1] and f"{producer.path(3).name}: missing in this run" in run.said[0]
+    assert (
+        run.wait_for_exit() == [1]
+        and f"{producer.path(3).name}: missing in this run" in run.error_lines[0]
+    )
     producer = Producer(tmp_path / "again")  # still growing here: it may come
     producer.deliver(0, 1, 2)
     run = Live(tmp_path / "run", **settings | {"DATA_PATH": producer.folder})
-    run.until_line("resumed: step:5")
+    run.wait_for_line("resumed: step:5")
     producer.deliver(3)
     producer.finish()
     run.finish()
-    assert run.events("step")[-1]["data_crc"] == f"{crc_of(TOKENS, 2048, 32, 10):08x}"
+    assert run.events("step")[-1]["data_crc"] == f"{data_crc_of_steps(TOKENS, 2048, 32, 10):08x}"
 
 
 def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,24 +77,24 @@ def test_phases_are_averaged_over_micro_steps_and_add_up(breakdown: Live) -> Non
 def test_the_breakdown_turns_overlap_off_and_changes_no_digit(breakdown: Live, plain: Live) -> None:
     off = "prefetch:False copy_stream:False prefetch_queue:0 gpu_prefetch:0"
     assert f"\ntrain_io:{off}\nval_io:overlap:False {off} " in breakdown.text
-    assert breakdown.digits() == plain.digits()
+    assert breakdown.measurements() == plain.measurements()
 
 
-def trace_of(run: Live) -> list[dict]:
+def read_trace(run: Live) -> list[dict]:
     with gzip.open(run.folder / "logs" / "r.trace.json.gz") as file:
         return json.load(file)["traceEvents"]
 
 
 def test_a_trace_of_so_many_steps_changes_no_digit(data: dict, plain: Live, tmp_path: Path) -> None:
     run = Live(tmp_path, **data | {"TRACE_STEPS": 3}).finish()
-    marks = {e["name"] for e in trace_of(run) if e.get("cat") == "user_annotation"}
+    marks = {e["name"] for e in read_trace(run) if e.get("cat") == "user_annotation"}
     assert sum(name.startswith("ProfilerStep") for name in marks) == 3
     assert "trace: logs/r.trace.json.gz\n" in run.text
-    assert run.digits() == plain.digits()
-    names = [event["name"] for event in trace_of(run)]
+    assert run.measurements() == plain.measurements()
+    names = [event["name"] for event in read_trace(run)]
     assert names.count("forward") >= 3 * 2 and names.count("optimizer") == 3
     threads = [
-        {e["tid"] for e in trace_of(run) if e["name"] == n} for n in ("forward", "disk_read")
+        {e["tid"] for e in read_trace(run) if e["name"] == n} for n in ("forward", "disk_read")
     ]
     assert threads[0].isdisjoint(threads[1]), "reading is on its own thread"
     script = [sys.executable, str(ROOT / "tools" / "timeline.py"), "logs/r.trace.json.gz"]

@@ -28,18 +28,18 @@ SHAPE |= {"TRAIN_BATCH_TOKENS": 64, "GRAD_ACCUM_STEPS": 0}
 SCHEDULE = {"ITERATIONS": 5, "WARMDOWN_ITERS": 3, "MUON_MOMENTUM_WARMUP_STEPS": 4}
 
 
-def config_with(data: dict[str, str], **more: object) -> tg.Config:
+def config_for(data: dict[str, str], **more: object) -> tg.Config:
     return make_config(**data | SHAPE | SCHEDULE | more)
 
 
-def gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:
+def random_gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 + step)
     named = model.named_parameters()
     return {name: 0.3 * torch.randn(p.shape, generator=generator) for name, p in named}
 
 
-def training_on(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
-    """A trainer whose loss has the slopes that `gradients` says, a rank its share of them."""
+def make_trainer(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
+    """A trainer whose loss has the slopes that `random_gradients` says, a rank its share of them."""
     trainer = tg.Trainer(config, runtime, make_log(), open_data(config))
     model = trainer.model
     with torch.no_grad():  # none of its parameters is constant, so that no update can hide
@@ -48,7 +48,7 @@ def training_on(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
             p.add_(noise, alpha=0.1)
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        wanted = gradients(model, trainer.step)
+        wanted = random_gradients(model, trainer.step)
         share = 2 * (1 + runtime.rank) / (1 + runtime.world_size)  # on average 1
         return share * sum((p * wanted[name]).sum() for name, p in model.named_parameters())
 
@@ -83,7 +83,7 @@ class PlainOptimizers:
         lr_scale = min(1.0, (config.iterations - step) / config.warmdown_iters)
         ramp = min(1.0, step / config.muon_momentum_warmup_steps)
         momentum = (1 - ramp) * config.muon_momentum_warmup_start + ramp * config.muon_momentum
-        for name, gradient in gradients(self.model, step).items():
+        for name, gradient in random_gradients(self.model, step).items():
             self.model.get_parameter(name).grad = gradient
         if config.grad_clip_norm > 0:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip_norm)
@@ -123,8 +123,8 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_steps_equal_a_plain_reference(data: dict[str, str], variant: str) -> None:
     """With the schedules and the clipping of the trainer's own step."""
-    config = config_with(data, **VARIANTS[variant])
-    trainer = training_on(make_runtime(config), config)
+    config = config_for(data, **VARIANTS[variant])
+    trainer = make_trainer(make_runtime(config), config)
     plain = PlainOptimizers(copy.deepcopy(trainer.model), config)
     ours, theirs = (dict(m.named_parameters()) for m in (trainer.model, plain.model))
     batches = trainer.batches()
@@ -143,7 +143,7 @@ def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
 ) -> None:
     """To the bit; and as one process computes it, clipped to the norm of the whole gradient."""
     more = {"NUM_LAYERS": 4, "NUM_KV_HEADS": 4, "GRAD_CLIP_NORM": 0.5, "ITERATIONS": 3}
-    config, real, own = config_with(data, **more), tg.newton_schulz, threading.local()
+    config, real, own = config_for(data, **more), tg.newton_schulz, threading.local()
 
     def counted(x: torch.Tensor, iterations: int, dtype: torch.dtype) -> torch.Tensor:
         own.shapes[tuple(x.shape[-2:])] += len(x)
@@ -153,7 +153,7 @@ def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
 
     def train(count: int) -> list[tuple[Counter, dict[str, torch.Tensor]]]:
         ranks = SimulatedRanks(config, count)
-        trainers = [training_on(runtime, config) for runtime in ranks.runtimes]
+        trainers = [make_trainer(runtime, config) for runtime in ranks.runtimes]
 
         def work(rank: int) -> tuple[Counter, dict[str, torch.Tensor]]:
             own.shapes = Counter()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference import crc_of, rank_batches, step_rows
+from reference import data_crc_of_steps, rank_batches, step_rows
 from running import (
     ROOT,
     make_config,
@@ -21,7 +21,7 @@ from running import (
 DISTINCT = np.random.default_rng(7).permutation(2**16)
 
 
-def config_at(folder: str | Path, **more: object) -> train_gpt.Config:
+def config_for(folder: str | Path, **more: object) -> train_gpt.Config:
     return make_config(DATA_PATH=folder, VOCAB_SIZE=2**16, **more)
 
 
@@ -42,7 +42,7 @@ def test_every_batch_of_every_rank_is_that_of_the_rules(tmp_path: Path, case: tu
     stream, step_tokens, crc = DISTINCT[: sum(sizes)], 8 * span_rows * seq_len, 0
     write_split(tmp_path, "train", stream, sizes[:-1])
     shape = {"TRAIN_BATCH_TOKENS": step_tokens, "TRAIN_SEQ_LEN": seq_len}
-    config = config_at(tmp_path, **shape, GRAD_ACCUM_STEPS=parts)
+    config = config_for(tmp_path, **shape, GRAD_ACCUM_STEPS=parts)
     for rank in range(ranks):
         runtime = make_runtime(config, rank, ranks)
         with closing(open_pipeline(config, runtime=runtime)) as batches:
@@ -53,7 +53,7 @@ def test_every_batch_of_every_rank_is_that_of_the_rules(tmp_path: Path, case: tu
                     np.testing.assert_array_equal(batch.x, expected[:, :-1])
                     np.testing.assert_array_equal(batch.y, expected[:, 1:])
                     crc += batch.summary
-    assert crc % 2**32 == crc_of(stream, step_tokens, seq_len, steps)
+    assert crc % 2**32 == data_crc_of_steps(stream, step_tokens, seq_len, steps)
 
 
 # Sizes of the shards, seq_len, ranks, micro-steps, rows of a rank's batch, VAL_BATCH_SIZE beyond
@@ -77,7 +77,7 @@ def test_validation_predicts_every_token_once(tmp_path: Path, case: tuple) -> No
     parts = ranks * (micro_steps or max(1, 8 // ranks))
     length = {"VAL_BATCH_SIZE": int(parts * seq_len * (batch_rows + spare))}
     length |= {"VAL_TOKENS": val_tokens, "TRAIN_SEQ_LEN": seq_len}
-    config = config_at(tmp_path, **length, GRAD_ACCUM_STEPS=micro_steps)
+    config = config_for(tmp_path, **length, GRAD_ACCUM_STEPS=micro_steps)
     for rank in range(ranks):
         more = {
             "runtime": make_runtime(config, rank, ranks),

@@ -42,7 +42,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def pipeline_of(
+def make_pipeline(
     folder: Path, split: str = "train", prefetch: int = 1, **options: object
 ) -> train_gpt.Pipeline:
     """`options`: settings in capitals, and arguments of open_pipeline."""
@@ -95,7 +95,7 @@ def test_the_reader_is_as_far_ahead_as_the_queue_long(data: Path, split: str, de
     the batch lies that was handed out last."""
     name, reads = f"{split.upper()}_PREFETCH_QUEUE", Reads()
     settings = {name: max(depth, 1), "summarize": reads}
-    with closing(pipeline_of(data, split, int(depth > 0), **settings)) as batches:
+    with closing(make_pipeline(data, split, int(depth > 0), **settings)) as batches:
         reads.reach(depth)
         for number in range(VAL_BATCHES):
             batch = next(batches)
@@ -108,7 +108,7 @@ def test_the_reader_is_as_far_ahead_as_the_queue_long(data: Path, split: str, de
 def test_a_rank_reads_what_it_uses_and_no_more(tmp_path: Path, rank: int, ranks: int) -> None:
     write_split(tmp_path, "train", TOKENS, [50, 3, 400])
     reads, runtime = Reads(), make_runtime(make_config(**SETTINGS), rank, ranks)
-    with closing(pipeline_of(tmp_path, prefetch=0, runtime=runtime, summarize=reads)) as batches:
+    with closing(make_pipeline(tmp_path, prefetch=0, runtime=runtime, summarize=reads)) as batches:
         next(batches)
         before, tokens = reads.num_bytes(), 0
         for batch in itertools.islice(batches, 10):
@@ -139,7 +139,7 @@ def test_the_error_comes_after_the_good_batches(
     shards = train_gpt.Shards(config, split)
     broken = Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO)))
     break_reads(monkeypatch, shards.shards[1], broken)
-    with closing(pipeline_of(tmp_path, split, prefetch, shards=shards)) as batches:
+    with closing(make_pipeline(tmp_path, split, prefetch, shards=shards)) as batches:
         for number in range(4):
             assert_batch(split, number, next(batches))
         for _ in range(2):  # whoever asks again is answered again
@@ -155,7 +155,7 @@ def test_what_is_renamed_to_a_shard_is_not_read(tmp_path: Path, split: str, pref
     write_split(tmp_path / "old", split, TOKENS, [100])
     write_split(tmp_path / "new", split, TOKENS[::-1], [100])
     (tmp_path / "data").symlink_to("old")
-    with closing(pipeline_of(tmp_path / "data", split, prefetch)) as batches:
+    with closing(make_pipeline(tmp_path / "data", split, prefetch)) as batches:
         (tmp_path / "data").unlink()
         (tmp_path / "data").symlink_to("new")
         for number in (0, 1):
@@ -166,7 +166,7 @@ def test_what_is_renamed_to_a_shard_is_not_read(tmp_path: Path, split: str, pref
 
 
 @pytest.fixture
-def hanging(
+def hanging_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., train_gpt.Pipeline]]:
     """A pipeline that reads two batches, and then waits for a disk that is gone until the end."""
@@ -178,7 +178,7 @@ def hanging(
         config = make_config(DATA_PATH=tmp_path, VOCAB_SIZE=2**16, DATA_STALL_SECONDS=stall)
         shards = train_gpt.Shards(config, "train")
         break_reads(monkeypatch, shards.shards[1], back.wait)
-        return pipeline_of(tmp_path, prefetch=prefetch, shards=shards, **options)
+        return make_pipeline(tmp_path, prefetch=prefetch, shards=shards, **options)
 
     yield make
     back.set()
@@ -186,10 +186,10 @@ def hanging(
 
 @pytest.mark.parametrize("prefetch", [1, 0])
 def test_a_read_that_hangs_is_an_error_after_the_good_batches(
-    hanging: Callable[..., train_gpt.Pipeline], prefetch: int
+    hanging_pipeline: Callable[..., train_gpt.Pipeline], prefetch: int
 ) -> None:
     """And close() leaves it alone after half a second."""
-    batches = hanging(prefetch, DATA_STALL_SECONDS=0.4)
+    batches = hanging_pipeline(prefetch, DATA_STALL_SECONDS=0.4)
     for number in range(2):
         assert_batch("train", number, next(batches))
     path = batches.shards.shards[1].path
@@ -204,17 +204,17 @@ def test_a_read_that_hangs_is_an_error_after_the_good_batches(
 def test_work_on_tokens_that_were_read_is_no_stall(data: Path) -> None:
     """As on a busy machine, or where an edit of `summarize` takes long."""
     options = {"DATA_STALL_SECONDS": 0.2, "summarize": lambda *_: time.sleep(0.8)}
-    with closing(pipeline_of(data, **options)) as batches:
+    with closing(make_pipeline(data, **options)) as batches:
         for number in range(2):
             assert_batch("train", number, next(batches))
 
 
 def test_time_in_which_the_process_was_suspended_is_no_stall(
-    hanging: Callable[..., train_gpt.Pipeline], monkeypatch: pytest.MonkeyPatch
+    hanging_pipeline: Callable[..., train_gpt.Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that SIGSTOP halts for a minute finds a clock that went on; its reads did not."""
-    batches = hanging(DATA_STALL_SECONDS=2.0)
-    use(batches, 2)
+    batches = hanging_pipeline(DATA_STALL_SECONDS=2.0)
+    take_batches(batches, 2)
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 60 * (clock() - start))
     start = clock()
@@ -224,29 +224,29 @@ def test_time_in_which_the_process_was_suspended_is_no_stall(
     batches.close()
 
 
-def use(batches: train_gpt.Pipeline, count: int = 3) -> None:
+def take_batches(batches: train_gpt.Pipeline, count: int = 3) -> None:
     for _ in itertools.islice(batches, count):
         pass
 
 
-def fail(batches: train_gpt.Pipeline) -> None:
+def break_the_file(batches: train_gpt.Pipeline) -> None:
     os.truncate(batches.shards.shards[0].path, HEADER_BYTES + 21)
     with pytest.raises(train_gpt.RunError):
-        use(batches, 10)
+        take_batches(batches, 10)
 
 
 STATES = {
     "new": lambda batches: None,
-    "in use": use,
-    "at its end": lambda batches: use(batches, VAL_BATCHES),
-    "after an error": fail,
+    "in use": take_batches,
+    "at its end": lambda batches: take_batches(batches, VAL_BATCHES),
+    "after an error": break_the_file,
 }
 
 
 @pytest.mark.parametrize(("split", "prefetch"), MODES)
 @pytest.mark.parametrize("state", STATES)
 def test_close_ends_the_reader_at_once(data: Path, split: str, prefetch: int, state: str) -> None:
-    batches = pipeline_of(data, split, prefetch)
+    batches = make_pipeline(data, split, prefetch)
     STATES[state](batches)
     start = time.monotonic()
     batches.close()

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults.live import Live, assert_same_result, in_step
+from faults.live import Live, assert_same_result, edit_each_step
 from running import ROOT, SMALL_MODEL, Corpus, Run, make_config, run_trainer, train_gpt
 
-Whole = Callable[[int], Live]
-# Whole lines in their order; the file says what stands in brackets.
+ReferenceRun = Callable[[int], Live]
+# ReferenceRun lines in their order; the file says what stands in brackets.
 LINES = (ROOT / "tests/log_lines.txt").read_text("utf-8").splitlines()[2:]
 PLACEHOLDERS = {"n": r"\d+", "*": r"\S+", "**": ".+", "step": r"data_crc:[0-9a-f]{8} eta:\d+s"}
 PLACEHOLDERS |= {f".{digits}f": rf"\d+\.\d{{{digits}}}" for digits in (2, 3, 4, 8)}
 
 
-def pattern_of(line: str) -> str:
+def line_pattern(line: str) -> str:
     """A regular expression for a line of LINES."""
     parts = re.split("<(.*?)>", line)
     parts[0::2] = map(re.escape, parts[0::2])
@@ -43,7 +43,7 @@ def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_the_log_has_every_line_of_the_challenges(reference: Run) -> None:
     lines, position = reference.out.splitlines(), 0
     for line in LINES:
-        pattern = pattern_of(line)
+        pattern = line_pattern(line)
         matches = [i for i in range(position, len(lines)) if re.fullmatch(pattern, lines[i])]
         assert matches, f"no `{line}` after line {position}:\n{reference.out}"
         position = matches[0] + 1
@@ -112,7 +112,12 @@ SAME += [pytest.param(0, 1, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)
 
 @pytest.mark.parametrize(("ranks", "micro_steps", "compiled"), SAME)
 def test_ranks_micro_steps_and_the_compiler_change_only_rounding(
-    whole: Whole, data: dict, tmp_path: Path, ranks: int, micro_steps: int, compiled: int
+    reference_run: ReferenceRun,
+    data: dict,
+    tmp_path: Path,
+    ranks: int,
+    micro_steps: int,
+    compiled: int,
 ) -> None:
     """Only one rank speaks."""
     settings = {"GRAD_ACCUM_STEPS": micro_steps, "TORCH_COMPILE": compiled}
@@ -120,7 +125,7 @@ def test_ranks_micro_steps_and_the_compiler_change_only_rounding(
     shown = micro_steps or 8 // max(1, ranks)
     assert f"world_size:{max(1, ranks)} grad_accum_steps:{shown}\n" in run.text
     assert run.out.count("seed:1337") == 1
-    for mine, theirs in zip(run.digits(), whole(0).digits(), strict=True):
+    for mine, theirs in zip(run.measurements(), reference_run(0).measurements(), strict=True):
         assert (mine[0], mine[-1]) == (theirs[0], theirs[-1])  # step, data_crc
         for a, b in zip(mine[1:4], theirs[1:4], strict=True):
             assert a == b is None or a == pytest.approx(b, abs=1e-4)
@@ -163,7 +168,7 @@ def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) 
     """A slow first step, without priming, does not end it early."""
     settings = {"ITERATIONS": 100_000, "MAX_WALLCLOCK_SECONDS": 2.5, "VAL_LOSS_EVERY": 0}
     settings["CHECKPOINT_EVERY"] = 0
-    slow = in_step("time.sleep(self.step == 0)")
+    slow = edit_each_step("time.sleep(self.step == 0)")
     run = Live(tmp_path, ranks, slow, **data | settings).finish()
     line = r"^stopping_early: wallclock_cap train_time:(\d+)ms step:(\d+)/100000$"
     milliseconds, steps = map(int, re.search(line, run.text, re.MULTILINE).groups())
@@ -176,15 +181,15 @@ def test_a_run_that_the_cap_has_ended_is_over_after_resume(data: dict, tmp_path:
     """At the pace of all its steps, the first one of which was fast, another would fit in."""
     settings = data | {"ITERATIONS": 100, "MAX_WALLCLOCK_SECONDS": 1.75, "RESUME": "auto"}
     settings |= {"CHECKPOINT_EVERY": 0, "VAL_LOSS_EVERY": 0}
-    slow = in_step("time.sleep(0.6 * (self.step > 0))")
+    slow = edit_each_step("time.sleep(0.6 * (self.step > 0))")
     first = Live(tmp_path, 0, slow, **settings).finish()
-    [last] = first.checkpoints()
-    artifact, digits = first.artifact(), first.digits()
+    [last] = first.checkpoint_steps()
+    artifact, digits = first.artifact(), first.measurements()
     again = Live(tmp_path, 0, slow, **settings).finish()
-    assert not again.resumed() and again.digits() == [*digits, digits[-1]]
+    assert not again.resumed_steps() and again.measurements() == [*digits, digits[-1]]
     assert again.artifact() == artifact
     longer = Live(tmp_path, 0, slow, **settings | {"MAX_WALLCLOCK_SECONDS": 2.6}).finish()
-    assert longer.resumed() == [last] and longer.checkpoints()[-1] > last
+    assert longer.resumed_steps() == [last] and longer.checkpoint_steps()[-1] > last
 
 
 def test_a_second_run_in_the_folder_overwrites_no_result(data: dict, tmp_path: Path) -> None:
@@ -243,5 +248,5 @@ def test_machines_that_share_no_disk_train_as_one(corpus: Corpus, tmp_path: Path
             newest = "checkpoints/r/step_00000006.pt"
             (folders[1] / newest).parent.mkdir(parents=True)
             shutil.move(folders[0] / newest, folders[1] / newest)
-    assert run.resumed() == [6, 8] and not (folders[1] / "logs").exists()
+    assert run.resumed_steps() == [6, 8] and not (folders[1] / "logs").exists()
     assert_same_result(run, one)

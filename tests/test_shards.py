@@ -53,7 +53,7 @@ def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: 
     assert "\n" not in said
 
 
-def named_fault(folder: Path) -> str:
+def find_faults(folder: Path) -> str:
     """What the trainer says of a data set."""
     settings = {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json", "VOCAB_SIZE": 260}
     faults, _ = train_gpt.check_settings(make_config(**settings, TRAIN_SEQ_LEN=32), {})
@@ -65,17 +65,17 @@ def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:
     byte_data(tmp_path)
     path = tmp_path / "fineweb_train_000001.bin"
     path.symlink_to("nowhere")
-    assert f"{path} cannot be read: No such file" in named_fault(tmp_path)
+    assert f"{path} cannot be read: No such file" in find_faults(tmp_path)
     path.unlink()
     path.mkdir()
-    assert str(path) in named_fault(tmp_path) and "directory" in named_fault(tmp_path)
+    assert str(path) in find_faults(tmp_path) and "directory" in find_faults(tmp_path)
     path.rmdir()
     os.mkfifo(path)  # reading it would wait for a writer
-    assert f"{path}: Illegal seek" in named_fault(tmp_path)
+    assert f"{path}: Illegal seek" in find_faults(tmp_path)
     path.unlink()
     for name, content in (("tokenizer.sha256", b""), ("tokenizer.sha256", b"\xff\xfe \x00")):
         (tmp_path / name).write_bytes(content)
-        assert f"{tmp_path / name}: not a line of sha256sum" in named_fault(tmp_path)
+        assert f"{tmp_path / name}: not a line of sha256sum" in find_faults(tmp_path)
 
 
 def test_a_start_opens_each_shard_once_and_reads_its_ends(
@@ -101,7 +101,7 @@ def test_names_that_are_no_shards_are_ignored(tmp_path: Path) -> None:
     names = "val_bytes_000000.bin", "train_000000 (copy).bin", "train_000003.bin.part"
     for name in names:
         write_shard(tmp_path / f"fineweb_{name}", TOKENS)
-    assert named_fault(tmp_path) == ""
+    assert find_faults(tmp_path) == ""
 
 
 NUMBERS = {"train 0 1 3": 3, "train 2": 2, "train 1 3": 3, "train 1 2 3": None, "val 1": 1}
@@ -118,6 +118,8 @@ def test_numbers_of_shards_are_without_a_gap(tmp_path: Path, numbers: str) -> No
     if named is None:
         assert [s.path for s in train_gpt.Shards(config, split).shards] == paths
     else:
-        words = f"^{tmp_path}/fineweb_{split}_{named:06d}.bin: the shard with number .* should come next; get that shard, or "
+        words = (
+            f"^{tmp_path}/fineweb_{split}_{named:06d}.bin: the shard with number .* should come "
+        )
         with pytest.raises(train_gpt.RunError, match=words):
             train_gpt.Shards(config, split)

@@ -53,14 +53,14 @@ class Stream:
 
     def wait_event(self, event: "Event") -> None:
         """For its last record until now. An event that has none is not waited for."""
-        if not self.machine.is_deaf(self, event):
+        if not self.machine.leaves_out(self, event):
             self.issue(lambda: None, needs=event.record)
 
     def record_event(self, event: "Event | None" = None) -> "Event":
         event = event or Event(self.machine)
         with self.machine.lock:
             event.record = self, len(self.work) + 1, event
-            event.of_use = self.machine.widenings > 0
+            event.of_use = self.machine.conversions > 0
             self.issue(lambda: setattr(event, "clock", self.clock))
         return event
 
@@ -104,7 +104,7 @@ class Machine:
         self.lock, self.streams = threading.RLock(), []
         self.clocks = collections.defaultdict(float)  # of the host's threads
         self.bias, self.copy_ms = self.random.random(), 0.0  # which proceeds more often
-        self.uploads = self.widenings = 0
+        self.uploads = self.conversions = 0
         self.pinned, self.device_memory, self.read_at = [], [], []
         self.current = self.compute = Stream(self)
         self.compute.work.append((self.trash, None, 0.0, 0.0))
@@ -135,9 +135,9 @@ class Machine:
         thread = threading.get_ident()
         self.clocks[thread] = max(self.clocks[thread], clock)
 
-    def is_deaf(self, stream: Stream, event: Event) -> bool:
+    def leaves_out(self, stream: Stream, event: Event) -> bool:
         if stream is self.compute:
-            return self.without == "copied before widen"
+            return self.without == "copied before convert"
         which = "converted before copy" if event.of_use else "free memory before copy"
         return self.without == which
 
@@ -149,7 +149,7 @@ class Machine:
 
     @contextlib.contextmanager
     def in_place_of_cuda(self) -> Iterator["Machine"]:
-        copy, widen, empty = torch.Tensor.copy_, train_gpt.BatchPlan.fill_xy, torch.empty
+        copy, fill_xy, empty = torch.Tensor.copy_, train_gpt.BatchPlan.fill_xy, torch.empty
 
         def late_copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> None:
             assert non_blocking and any(source is tensor for tensor in self.pinned)
@@ -157,9 +157,9 @@ class Machine:
             self.uploads += 1
             self.current.issue(lambda: copy(to, source), ms=self.copy_ms)
 
-        def late_widen(*args: Any) -> None:
-            self.widenings += 1
-            self.current.issue(lambda: widen(*args))
+        def late_fill_xy(*args: Any) -> None:
+            self.conversions += 1
+            self.current.issue(lambda: fill_xy(*args))
 
         def noted_empty(*args: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
             (self.pinned if pin_memory else self.device_memory).append(empty(*args, **more))
@@ -176,7 +176,7 @@ class Machine:
             )
             patch.setattr(torch, "empty", noted_empty)
             patch.setattr(torch.Tensor, "copy_", late_copy)
-            patch.setattr(train_gpt.BatchPlan, "fill_xy", late_widen)
+            patch.setattr(train_gpt.BatchPlan, "fill_xy", late_fill_xy)
             yield self
 
 
@@ -241,7 +241,7 @@ class Run:
         return sum(len(stream.work) - stream.done for stream in self.machine.streams[1:])
 
 
-def wrongs(folder: Path, overlap: tuple, seed: int, without: str = "") -> int:
+def count_wrong(folder: Path, overlap: tuple, seed: int, without: str = "") -> int:
     """What goes wrong in a run in which the host, the reader and the streams race each other."""
     eager = (0.0, 0.1, 0.6, 0.9)[seed % 4]
     with Machine(seed, eager, without).in_place_of_cuda() as machine:
@@ -262,14 +262,14 @@ def wrongs(folder: Path, overlap: tuple, seed: int, without: str = "") -> int:
 @pytest.mark.parametrize("queue", [0, 1, 2, 3])
 def test_no_batch_is_wrong(folder: Path, queue: int, device_slots: int, copy_stream: bool) -> None:
     overlap = queue, copy_stream, device_slots
-    assert [wrongs(folder, overlap, seed) for seed in range(12)] == [0] * 12
+    assert [count_wrong(folder, overlap, seed) for seed in range(12)] == [0] * 12
 
 
 @pytest.mark.parametrize("device_slots", [1, 2, 3])
 @pytest.mark.parametrize(
     "wait",
     [
-        "copied before widen",  # else tokens of before are converted
+        "copied before convert",  # else tokens of before are converted
         "converted before copy",  # else tokens are overwritten before they are converted
         "free memory before copy",  # the same, of whoever used the memory before the slots
         "copied before refill",  # else the reader overwrites what is on its way up
@@ -277,7 +277,7 @@ def test_no_batch_is_wrong(folder: Path, queue: int, device_slots: int, copy_str
     ],
 )
 def test_each_wait_is_needed(folder: Path, wait: str, device_slots: int) -> None:
-    assert any(wrongs(folder, (2, True, device_slots), seed, wait) for seed in range(200))
+    assert any(count_wrong(folder, (2, True, device_slots), seed, wait) for seed in range(200))
 
 
 @pytest.mark.parametrize("device_slots", [1, 2, 3])

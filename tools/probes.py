@@ -1,9 +1,10 @@
-"""What verify.py looks at inside a tiny run: functions that are called in its new processes.
+"""Look at a tiny run of verify.py from the inside. These functions are called in the new processes.
 
-What they use of an edited train_gpt.py: Trainer.train_step, .train, .export_and_score, .batches,
-.groups, .parts, .config and .model, Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms,
+They use these parts of an edited train_gpt.py: Trainer.train_step, .train, .export_and_score,
+.batches, .groups, .parts, .config and .model, Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms,
 Runtime.all_reduce, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
-KEEP_FLOAT_MAX_NUMEL, "parts" of a checkpoint; logits, forward, dtype and blocks of the model.
+KEEP_FLOAT_MAX_NUMEL, "parts" of a checkpoint; and logits, forward, dtype and blocks of the model.
+This module builds on tinyruns.py.
 """
 
 import json
@@ -27,10 +28,10 @@ from cli import write_shard
 from tinyruns import VAL, VAL_ROWS, load, read_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-PROBES = 12  # weights with which a tensor must have had no effect before it is called unused
-NEAR = 24  # first places of a row that are looked at, one after the other
-DRAWN = 12  # other places, at random
-CONTROLS = 3  # the first tokens: unknown, begin, end
+TRIALS = 12  # with other weights: a tensor that has no effect in any trial is called unused
+FIRST_POSITIONS = 24  # of a sequence, all of which are tested
+RANDOM_POSITIONS = 12  # further positions that are tested
+CONTROLS = 3  # the first token ids are control tokens: unknown, begin, end
 
 
 def rank():
@@ -38,21 +39,22 @@ def rank():
 
 
 def write_note(name, value):
-    """For verify.py: notes/<name><rank>.json"""
+    """Write a value for verify.py, to notes/<name><rank>.json."""
     Path("notes").mkdir(exist_ok=True)
     Path("notes", f"{name}{rank()}.json").write_text(json.dumps(value))
 
 
 def random_states():
-    """A checksum of each generator's state: Python's, numpy's, torch's."""
+    """Return checksums of the states of Python's, numpy's and torch's random number generators."""
     _, numbers, *place = np.random.get_state()
     states = random.getstate(), (numbers.tolist(), place), torch.get_rng_state().tolist()
     return [zlib.crc32(repr(state).encode()) for state in states]
 
 
 def call_after(module, base, name, act):
-    """From now on act(result, self, *arguments) follows a method of `base` and its subclasses, and
-    may return another result. It follows twice where a method calls that of its base."""
+    """Make act(result, self, *arguments) follow each call of the method `name` of the class `base`
+    and its subclasses. act may return another result. If a method calls that of its base class,
+    act is called twice."""
 
     def extended(method):
         def call(*arguments, **named):
@@ -68,10 +70,10 @@ def call_after(module, base, name, act):
 
 
 # === Whole runs ===
-def run_noted(script):
-    """The same as `python script`, without the time for imports. Notes what it does."""
-    lines = set()  # of the script, that were executed
-    opened = set()  # files, from Python
+def run_with_notes(script):
+    """Do the same as `python script`, and write notes on what the run does."""
+    lines = set()  # numbers of the script's executed lines
+    opened = set()  # files that Python code opened
 
     def trace(frame, *_):
         if frame.f_code.co_filename != str(script):
@@ -79,7 +81,7 @@ def run_noted(script):
         lines.add(frame.f_lineno)
         return trace
 
-    def note(event, arguments):
+    def note_opened(event, arguments):
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             opened.add(os.path.abspath(os.fsdecode(arguments[0])))
 
@@ -89,7 +91,7 @@ def run_noted(script):
     note_steps(module)
     export = module.Trainer.export_and_score
     module.Trainer.export_and_score = lambda run: [note_values(run), export(run)]
-    sys.addaudithook(note)
+    sys.addaudithook(note_opened)
     code = module.main([], os.environ)
     sys.settrace(None)
     write_note("lines", sorted(lines))
@@ -97,36 +99,37 @@ def run_noted(script):
     return code
 
 
-def hurry():
-    """All clocks of Python run 1,000 times as fast."""
+def speed_up_clocks():
+    """Make all clocks of Python run 1,000 times as fast."""
 
-    def hurried(clock):
+    def sped_up(clock):
         start = clock()
         return lambda: start + 1000 * (clock() - start)
 
     for name in ("time", "monotonic", "perf_counter", "process_time"):
         for suffix in ("", "_ns"):
-            setattr(time, name + suffix, hurried(getattr(time, name + suffix)))
+            setattr(time, name + suffix, sped_up(getattr(time, name + suffix)))
 
 
-def run_hurried(script):
-    hurry()
-    return run_noted(script)
+def run_with_fast_clock(script):
+    speed_up_clocks()
+    return run_with_notes(script)
 
 
 def note_steps(module):
-    """Notes what ranks must have alike after a step, what was stepped and drawn; what trains what,
-    and the gradients that the first step gives to optimizers. Returns a list that grows when a
-    step begins, as a real clock is ahead of what all ranks know."""
+    """Write a note after each step: a checksum of the weights, which optimizers stepped with which
+    rates, and whether random numbers were drawn. After the first step, also write which optimizer
+    trains which parameter, and the gradients that the optimizers got. Return a list to which each
+    step is added when it begins."""
     step = module.Trainer.train_step
     seed_step = module.seed_step
-    seeded = []
+    seeded_states = []
     trains = {}
     begun = []
 
     def seed_and_note(*arguments):
         seed_step(*arguments)
-        seeded[:] = random_states()
+        seeded_states[:] = random_states()
 
     def train_step(run, *rest):
         is_first = not begun
@@ -136,9 +139,9 @@ def note_steps(module):
         gradients = {}
         stepped = []
 
-        def note(optimizer, *_):
-            own = [name for name, part in run.parts.items() if part is optimizer]
-            name = own[0] if own else type(optimizer).__name__
+        def note_optimizer(optimizer, *_):
+            part_names = [name for name, part in run.parts.items() if part is optimizer]
+            name = part_names[0] if part_names else type(optimizer).__name__
             groups = optimizer.param_groups
             stepped.append((name, [float(group["lr"]) for group in groups]))
             for p in [p for group in groups for p in group["params"] if is_first and p in names]:
@@ -146,7 +149,7 @@ def note_steps(module):
                 if p.grad is not None:
                     gradients.setdefault(names[p], p.grad.detach().clone())
 
-        hook = register_optimizer_step_pre_hook(note)
+        hook = register_optimizer_step_pre_hook(note_optimizer)
         step(run, *rest)
         hook.remove()
         after = random_states()
@@ -155,9 +158,10 @@ def note_steps(module):
             torch.save(gradients, f"notes/first{rank()}.pt")
         state = [*run.model.parameters(), *run.model.buffers()]
         crc = zlib.crc32(b"".join(t.detach().numpy().tobytes() for t in state))
-        words = {"crc": crc, "stepped": stepped, "drawn": seeded != after, "before": before}
+        note = {"crc": crc, "stepped": stepped, "drawn": seeded_states != after}
+        note |= {"before": before, "after": after}
         with open(f"notes/steps{rank()}.jsonl", "a") as file:
-            print(json.dumps(words | {"after": after}), file=file)
+            print(json.dumps(note), file=file)
 
     module.seed_step = seed_and_note
     module.Trainer.train_step = train_step
@@ -165,36 +169,37 @@ def note_steps(module):
 
 
 def note_values(run):
-    """Notes {place: end of its text} of plain values, and of collections of them: of the Trainer,
-    of what it has, and of the modules."""
+    """Write a note {attribute: the end of its text} of plain values and of collections: of the
+    Trainer, of the objects that it holds, and of the modules of the model."""
     things = {"Trainer": run}
     things |= {f"Trainer.{name}": thing for name, thing in vars(run).items() if name != "config"}
     things |= {f"model.{name}".rstrip("."): module for name, module in run.model.named_modules()}
     kinds = bool, int, float, str, type(None), list, tuple, dict, set, deque
     values = {}
-    for place, thing in things.items():
+    for owner, thing in things.items():
         for name, value in getattr(thing, "__dict__", {}).items():
             text = repr(value) if isinstance(value, kinds) else "tensor("
-            # Of a module, an optimizer, the shards: what a reader waited for last may differ.
+            # Internals of modules and optimizers, and what a reader waited for last, may differ.
             is_other = name.startswith("_") or name in ("defaults", "reading")
             if not is_other and "tensor(" not in text:
-                values[f"{place}.{name}"] = text[-60:]
+                values[f"{owner}.{name}"] = text[-60:]
     write_note("values", values)
 
 
-def run_clocked(script, pace):
-    """A step takes `pace` seconds, and longer on rank 1: a run to a cap is repeatable. Who looks at
-    another clock finds that rank 1's is far ahead."""
+def run_with_step_clock(script, pace):
+    """Run with a clock that advances by `pace` seconds with each step, and faster on rank 1. So a
+    run with a time limit is repeatable. Other clocks of rank 1 are far ahead, which shows if the
+    script uses them."""
     if rank():
-        hurry()
+        speed_up_clocks()
     module = load(script)
     begun = note_steps(module)
     module.Clock.now_ms = lambda clock: 1e3 * pace * len(begun) * (1 + 0.3 * rank())
     return module.main([], os.environ)
 
 
-def run_blind(script):
-    """Validations tell the run the opposite: nothing may be chosen by them."""
+def run_with_opposite_results(script):
+    """Run with validations that report the opposite. No weight may depend on them."""
     module = load(script)
 
     def opposite(result, *_):
@@ -207,17 +212,17 @@ def run_blind(script):
 
 # === The model with a run's artifact ===
 def look_inside(script, look, full):
-    """Notes the facts that look(module, run, stored) finds with the artifact of `full` in the
-    model."""
+    """Load the artifact of the run in folder `full` into the model, and write a note with the facts
+    that look(module, run, stored) returns."""
     module = load(script)
 
     @torch.no_grad()
     def train(run):
         begun = {name: p.clone() for name, p in run.model.named_parameters() if p.requires_grad}
         exported = torch.load(full / "final_model.pt", "cpu", weights_only=True)
-        kinds = {name: torch.zeros_like(t) for name, t in exported.items()}  # without their values
+        shapes = {name: torch.zeros_like(t) for name, t in exported.items()}
         try:
-            stored = module.unpack((full / "final_model.int8.ptz").read_bytes(), kinds)
+            stored = module.unpack((full / "final_model.int8.ptz").read_bytes(), shapes)
         except Exception as error:
             write_note("facts", {"unpack": repr(error)[:200]})
             os._exit(0)
@@ -236,9 +241,10 @@ def look_inside(script, look, full):
 
 
 def find_gaps(stored, exported, least=0.0):
-    """{name: how far a stored tensor is from the exported one, relative to its norm}
+    """Return {name: the distance of a stored tensor from the exported one, relative to its norm}.
 
-    Half a step of the least scale is the format's rounding: of low rates, weights are as small.
+    Differences up to least / 2 are rounding of the format and do not count: after a few steps with
+    low learning rates, weights may be as small as that.
     """
     gaps = {}
     for name, t in exported.items():
@@ -250,14 +256,20 @@ def find_gaps(stored, exported, least=0.0):
 
 
 def find_untrained(run, begun, trained, exported):
-    """Names of weights that training leaves alone, and of those of which only the export does."""
-    both = [name for name in begun if name in exported and begun[name].numel()]
-    same = [name for name in both if torch.equal(begun[name], exported[name])]
-    kept = [name for name in same if not torch.equal(begun[name], trained.get(name, begun[name]))]
-    held = [p for group in run.groups for p in group["params"]]
+    """Return the names of weights that training does not change, and of weights that training
+    changes but that are exported with their initial values."""
+    names = [name for name in begun if name in exported and begun[name].numel()]
+    unchanged = [name for name in names if torch.equal(begun[name], exported[name])]
+    kept = [
+        name for name in unchanged if not torch.equal(begun[name], trained.get(name, begun[name]))
+    ]
+    held = [p for group in run.groups for p in group["params"]]  # by the optimizers
     times = {name: sum(p is q for q in held) for name, p in run.model.named_parameters()}
     no_one = "no torch.optim.Optimizer of Trainer.parts has it"
-    untrained = [name if times[name] else f"{name} ({no_one})" for name in same if name not in kept]
+    untrained = []
+    for name in unchanged:
+        if name not in kept:
+            untrained.append(name if times[name] else f"{name} ({no_one})")
     untrained += sorted(f"{name} (in two optimizers)" for name, n in times.items() if n > 1)
     others = [p for p in held if not any(p is q for q in run.model.parameters())]
     words = "in an optimizer, but no nn.Parameter of the model"
@@ -266,6 +278,7 @@ def find_untrained(run, begun, trained, exported):
 
 
 def find_facts(module, run, stored, length):
+    """Return the facts that verify.py judges in model_verdicts and score_verdicts."""
     model = run.model
     model.eval()
     tokens = val_tokens(run)
@@ -273,21 +286,21 @@ def find_facts(module, run, stored, length):
     logits = torch.cat([model.logits(row[None].clone()) for row in x])
     nats = F.cross_entropy(logits.flatten(0, 1).double(), y.flatten()).item()
     facts = {"nats": nats, "targets": y.numel(), "tensors": len(stored)}
-    sums = note_sums(module)
-    score(module, run, stored)
+    sums = record_sums(module)
+    score_artifact(module, run, stored)
     facts["counted"] = sums[1:3]
     facts |= find_wide(module, run, stored)
     facts["batch"] = compare_losses(run)
     model.eval()
     torch.manual_seed(0)
-    shake(model)
+    randomize(model)
     try:
         longer = type(model)(replace(run.config, train_seq_len=length), model.dtype).eval()
         longer.load_state_dict(stored, strict=False)
-        shake(longer)
+        randomize(longer)
         rows = tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
         facts["sight"] = find_sight(longer, rows)
-    except Exception as error:  # of a model that is made in another way
+    except Exception as error:  # the edited model may be built in another way
         facts["sight"] = find_sight(model, x[:2]) | {"short": repr(error)[:200]}
     facts["unused"] = find_unused(model, x, stored, run.config.vocab_size)
     return facts
@@ -301,13 +314,14 @@ def val_tokens(run):
     return torch.from_numpy(read_shard(val_path(run)).astype(np.int64))
 
 
-def shake(model):
-    for p in model.parameters():  # zeros would hide what depends on what
+def randomize(model):
+    """Add noise to all parameters: zeros would hide what depends on what."""
+    for p in model.parameters():
         p.add_(torch.randn_like(p), alpha=0.3)
 
 
-def score(module, run, stored):
-    """The mean nats of the run's own final score of an artifact that holds `stored`."""
+def score_artifact(module, run, stored):
+    """Return the run's own final score, in mean nats, of an artifact that holds `stored`."""
     found = []
     names = run.model.state_dict().keys() & stored.keys()
     module.seed_step(0, 0)
@@ -319,8 +333,8 @@ def score(module, run, stored):
     return found[0]
 
 
-def note_sums(module):
-    """A list that always has the sums of the last evaluation: nats, bytes, targets, ..."""
+def record_sums(module):
+    """Return a list that always holds the sums of the last evaluation: nats, bytes, targets, ..."""
     sums = []
 
     def note(_, _runtime, tensor):
@@ -332,23 +346,23 @@ def note_sums(module):
 
 
 def compare_losses(run):
-    """Of some rows of training: how many targets they have, the training loss of all of them, and
-    the mean of their own training losses."""
+    """Return the numbers of targets of some training sequences, the training loss of all of them
+    together, and the mean of the training losses of each one."""
     try:
         with closing(run.batches()) as batches:
             copies = [(batch.x.clone(), batch.y.clone()) for batch in islice(batches, 4)]
         x, y = map(torch.cat, zip(*copies, strict=True))
         run.model.train()
-        rows = [float(run.model(x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
+        losses = [float(run.model(x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
         loss = float(run.model(x, y))
-    except Exception:  # a forward with other arguments
+    except Exception:  # forward may have other arguments
         return {}
-    return {"targets": (y >= 0).sum(1).tolist(), "loss": loss, "mean": sum(rows) / len(rows)}
+    return {"targets": (y >= 0).sum(1).tolist(), "loss": loss, "mean": sum(losses) / len(losses)}
 
 
 def find_wide(module, run, stored):
-    """Where activations are bfloat16: the blocks whose output is not, and the type of the score. A
-    text says why it did not run."""
+    """Run the model in bfloat16. Return the blocks whose output is float32, and the dtype of the
+    score; or a text that says why the model did not run."""
     x = val_tokens(run)[None, : run.config.train_seq_len]
     wide = []
 
@@ -362,49 +376,51 @@ def find_wide(module, run, stored):
         for number, block in enumerate(model.blocks):
             block.register_forward_hook(lambda _, __, out, number=number: note(number, out))
         nats = module.mean_nats(model, x.clone(), x.clone())
-    except Exception as error:  # of a model of another kind, or one that needs CUDA
+    except Exception as error:  # the model may have no blocks, or may need CUDA
         return {"wide": repr(error)[:200]}
     return {"wide": {"blocks": sorted({*wide}), "score": str(nats.dtype)}}
 
 
 def find_sight(model, x):
-    """In two rows: places whose logits change with later tokens, also with those of the next row;
-    and places whose logits do not change with the token that stands there."""
+    """Return which positions of two sequences, counted through both, have logits that change with
+    later tokens ("leaks"), and which have logits that do not depend on their own token ("ignored").
+    x: (2, length)"""
     length = x.size(1)
     last = 2 * length - 1
-    places = {*range(NEAR), length // 2, length - 2, length - 1, length, last - 1}
-    places |= {*torch.randint(last, (DRAWN,)).tolist()}
+    positions = {*range(FIRST_POSITIONS), length // 2, length - 2, length - 1, length, last - 1}
+    positions |= {*torch.randint(last, (RANDOM_POSITIONS,)).tolist()}
     plain = model.logits(x.clone()).flatten(0, 1)
-    # Attention inside documents multiplies other shapes with other tokens: sums round otherwise.
+    # With other tokens, attention inside documents multiplies matrices of other shapes, so that
+    # sums are rounded differently.
     rounding = 1e-5 * max(1.0, plain.abs().max().item())
     leaks = []
-    blind = []
-    for place in sorted(places):
+    ignored = []
+    for position in sorted(positions):
         changed = x.flatten().clone()
-        changed[place + 1 :] = torch.randint(plain.size(-1), (last - place,))
-        gap = model.logits(changed.view_as(x)).flatten(0, 1)[: place + 1] - plain[: place + 1]
-        if not gap.abs().max() < rounding:  # also where it is nan
-            leaks.append(place)
+        changed[position + 1 :] = torch.randint(plain.size(-1), (last - position,))
+        gap = model.logits(changed.view_as(x)).flatten(0, 1)[: position + 1] - plain[: position + 1]
+        if not gap.abs().max() < rounding:  # true for nan, too
+            leaks.append(position)
         changed = x.flatten().clone()
-        changed[place] = (changed[place] + 1) % plain.size(-1)
-        if torch.equal(model.logits(changed.view_as(x)).flatten(0, 1)[place], plain[place]):
-            blind.append(place)
-    return {"leaks": leaks, "blind": blind, "length": length}
+        changed[position] = (changed[position] + 1) % plain.size(-1)
+        if torch.equal(model.logits(changed.view_as(x)).flatten(0, 1)[position], plain[position]):
+            ignored.append(position)
+    return {"leaks": leaks, "ignored": ignored, "length": length}
 
 
 def find_unused(model, x, stored, vocab_size):
-    """Names of what is stored twice, or without an effect on logits.
+    """Return the names of tensors that are stored twice, or that have no effect on logits.
 
-    Routing may never choose a tensor by one set of weights, so it is tried with several."""
+    With one set of weights, routing may never choose a tensor, so several sets are tried."""
     state = model.state_dict()
-    places = set()
+    addresses = set()
     twice = []
     names = []
     for name in [name for name in stored if name in state and state[name].numel()]:
         if state[name].is_floating_point():
-            (twice if state[name].data_ptr() in places else names).append(name)
-            places.add(state[name].data_ptr())  # a tensor of two names is stored twice
-    for trial in range(PROBES):
+            (twice if state[name].data_ptr() in addresses else names).append(name)
+            addresses.add(state[name].data_ptr())
+    for trial in range(TRIALS):
         tokens = x[:2] if trial == 0 else torch.randint(vocab_size, x.shape)
         plain = model.logits(tokens.clone())
         for name in names.copy():
@@ -415,17 +431,17 @@ def find_unused(model, x, stored, vocab_size):
             state[name].copy_(was)
         if not names:
             break
-        shake(model)
+        randomize(model)
     return twice + names
 
 
-# === Questions to the final score: splits that are changed, targets that are hidden ===
+# === Tests of the final score: the validation split is changed, targets are hidden ===
 def find_late(module, run, stored):
-    """[n, by how much] the nats of the first n targets change with the tokens after them, whose
-    targets are hidden: these tokens stand nowhere before."""
+    """Return pairs [n, by how much the nats of the first n targets change with later tokens]. The
+    later tokens occur nowhere before, and their targets are hidden."""
     tokens = read_shard(val_path(run))
     draw = np.random.default_rng(0).choice
-    sums = note_sums(module)
+    sums = record_sums(module)
     late = []
     found = []
 
@@ -438,22 +454,23 @@ def find_late(module, run, stored):
         seen = []
         for _ in range(2 if late else 0):
             write_shard(val_path(run), np.append(tokens[:end], draw(late, len(tokens) - end)))
-            score(module, run, stored)
+            score_artifact(module, run, stored)
             seen.append(sums[:3])
-        # A score that does not take its targets from widen() cannot be asked.
+        # A score that does not take its targets from fill_xy() cannot be tested in this way.
         if seen and all(each and each[2] < end for each in seen):
             found.append([end - 1, abs(seen[0][0] - seen[1][0])])
     return {"late": found}
 
 
-def add_shares(module, run, stored):
-    """Of the last target, and of the first one, where no other is scored: the sum of what all its
-    values get. Who predicts a token from those before it gives its values shares of 1 together,
-    whatever the method. nan for a score that needs more targets, or has another order."""
+def sum_shares(module, run, stored):
+    """Return two sums of probabilities: those of all values of the last target, and of the first
+    target, each when it is the only target scored. A scorer that predicts a token only from
+    earlier tokens gives its values probabilities that add up to 1, whatever its method. The sum
+    is nan if the score needs more targets or has another order."""
     tokens = read_shard(val_path(run))
-    batches = set()  # the first rows of those that are scored
-    left = set()  # the targets that are not hidden
-    place = 0
+    batches = set()  # the first sequence of each scored batch
+    left = set()  # the values of the targets that are not hidden
+    place = 0  # of the target in the split: -1 or 1; 0: no target is hidden
 
     def hide(_, _plan, rows, _tokens, _x, y):
         batches.add(rows.start)
@@ -466,7 +483,7 @@ def add_shares(module, run, stored):
             targets[np.setdiff1d(places, kept)] = -100
 
     call_after(module, module.BatchPlan, "fill_xy", hide)
-    score(module, run, stored)  # finds the batches
+    score_artifact(module, run, stored)  # fills `batches`
     sums = []
     for place in (-1, 1):
         shares = []
@@ -476,14 +493,14 @@ def add_shares(module, run, stored):
             write_shard(val_path(run), changed)
             left.clear()
             try:
-                shares.append(math.exp(-score(module, run, stored)))
+                shares.append(math.exp(-score_artifact(module, run, stored)))
             except ZeroDivisionError:
-                continue  # of a token without bytes
+                continue  # the token has no bytes, so the score has none
             except Exception:
                 shares.append(math.nan)
             if left != {token}:
                 shares.append(math.nan)
             if sum(shares) > 2:
-                break  # it is proved
+                break  # the fault is proved
         sums.append(sum(shares))
     return {"shares": sums}

@@ -1,4 +1,7 @@
-"""Tiny runs of an edited train_gpt.py on the CPU, for verify.py: data, processes, results."""
+"""Tiny runs of an edited train_gpt.py on the CPU, for verify.py: their data, processes and results.
+
+This module builds on cli.py (errors, shards) and runs.py (reads the logs).
+"""
 
 import argparse
 import ctypes
@@ -32,27 +35,35 @@ import torch.profiler
 from cli import ToolError, write_shard
 from runs import read_log
 
-STILL = 60  # seconds that a rank waits for others
-LONGEST = 3600  # seconds of a process
-VAL_ROWS = 41  # odd: the last batch is short
-TINY = {  # a step has 8 spans of 2 rows; the last of 3 layers has no skip connection
+RENDEZVOUS_SECONDS = 60  # how long a rank waits for the other ranks
+PROCESS_SECONDS = 3600  # after that, a process is ended
+VAL_ROWS = 41  # sequences; an odd number, so that the last batch is short
+# A step has 16 sequences, 2 in each of 8 micro-steps. The last of 3 layers has no skip connection.
+TINY = {
     "ITERATIONS": 12, "WARMUP_STEPS": 3, "WARMDOWN_ITERS": 5, "MUON_MOMENTUM_WARMUP_STEPS": 6,
     "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 0, "MAX_WALLCLOCK_SECONDS": 0,
     "TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 512, "VOCAB_SIZE": 512,
     "NUM_LAYERS": 3, "MODEL_DIM": 32, "NUM_HEADS": 2, "NUM_KV_HEADS": 1, "DEVICE": "cpu",
 }  # fmt: skip
-OURS = {"DATA_PATH", "TOKENIZER_PATH", "RUN_ID", "RESUME", "CHECKPOINT_EVERY", "VAL_TOKENS"}
-OURS |= {"MAX_WALLCLOCK_SECONDS"}  # runs that end by the clock cannot be equal
+SET_BY_VERIFY = {
+    "DATA_PATH",
+    "TOKENIZER_PATH",
+    "RUN_ID",
+    "RESUME",
+    "CHECKPOINT_EVERY",
+    "VAL_TOKENS",
+}
+SET_BY_VERIFY |= {"MAX_WALLCLOCK_SECONDS"}  # runs with a time limit do not repeat exactly
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 VAL = "fineweb_val_000000.bin"
 MODEL = "tiny.model"
 
 
-# === Data: a text that every Python has, a SentencePiece model of it, shards ===
+# === Data: shards and a SentencePiece model of a text that every Python has ===
 def make_data(folder, seq_len, vocab_size):
-    """Writes shards and tokenizer; returns the bytes of text that the validation targets are."""
+    """Write shards and a tokenizer. Return the number of bytes of the validation text."""
     words = Path(argparse.__file__).read_text("utf-8").split()
-    words[:0] = ["東京", "🙂"]  # of several bytes: too rare for the tokenizer; "ë" and "ä" are not
+    words[:0] = ["東京", "🙂"]  # too rare for the tokenizer, so they become byte tokens
     documents = [" ".join(["Zoë läuft", *words[i : i + 28]]) for i in range(0, len(words), 28)]
     model = io.BytesIO()
     try:
@@ -61,7 +72,9 @@ def make_data(folder, seq_len, vocab_size):
             model_type="bpe", byte_fallback=True, normalization_rule_name="identity", minloglevel=2,
         )  # fmt: skip
     except RuntimeError as error:
-        raise ToolError(f"VOCAB_SIZE={vocab_size}: no tokenizer of this size: set 512") from error
+        raise ToolError(
+            f"VOCAB_SIZE={vocab_size}: the text is no good for a tokenizer of this size; try 512"
+        ) from error
     Path(folder, MODEL).write_bytes(model.getvalue())
     tokenizer = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     begin = tokenizer.bos_id()
@@ -69,7 +82,7 @@ def make_data(folder, seq_len, vocab_size):
     end = VAL_ROWS * seq_len + 1
     tokens *= 1 + (end + 6000) // len(tokens)
     write_shard(folder / VAL, tokens[:end])
-    # A run reads a little more than both, so that it starts from the first one again.
+    # A run reads a little more than both shards, so it starts again from the first one.
     write_shard(folder / "fineweb_train_000000.bin", tokens[end : end + 3000])
     write_shard(folder / "fineweb_train_000001.bin", tokens[end + 3000 : end + 6000])
     begins = [i for i, token in enumerate(tokens[:end]) if token == begin] + [end]
@@ -83,18 +96,19 @@ def read_shard(path):
 
 # === Runs ===
 class Lab:
-    """A temporary folder with data, a script, and the settings that all its runs share."""
+    """A temporary folder with data, a script, and the settings that all runs share."""
 
     def __init__(self, folder, script, given):
         self.folder = folder
         self.script = find_script(script)
         self.given = given
-        for name in OURS & given.keys():
-            raise ToolError(f"{name} cannot be given: each run has its own")
+        for name in SET_BY_VERIFY & given.keys():
+            raise ToolError(f"{name} cannot be set here: verify.py sets it for each run")
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = {name: value for name, value in env.items() if name not in TINY} | given
-        # A fork has torch imported. A process that is spawned differs from it as two of torchrun
-        # do: in the order of sets of text, and in the addresses of objects.
+        # A forked process has torch imported already. A spawned process differs from it in the hash
+        # seed (so in the order of sets of text) and in the addresses of objects, as two processes
+        # of torchrun do.
         self.contexts = [multiprocessing.get_context(kind) for kind in ("fork", "spawn")]
         asked = Run(self, "settings", call_main, ["--print-config"])
         self.run_all([asked], quiet=True)
@@ -105,15 +119,19 @@ class Lab:
             printed = json.loads(printed[printed.index("{") : printed.rindex("}") + 1])
             own = {name.upper(): pair["value"] for name, pair in printed.items()}
         except (ValueError, TypeError, LookupError) as error:
-            words = "no edited copy of today's train_gpt.py: its --print-config is another"
+            words = (
+                "its --print-config has another form; use an edited copy of today's train_gpt.py"
+            )
             raise ToolError(f"{self.script}: {words}") from error
         for name in self.given:
             if name not in own:
-                raise ToolError(f"{name}: {self.script} has no such setting: see --print-config")
+                raise ToolError(
+                    f"{name}: {self.script} has no such setting; --print-config lists its settings"
+                )
         config = TINY | {name: own[name] for name in self.given}
         self.steps = config["ITERATIONS"]
         if self.steps < 6:
-            raise ToolError(f"ITERATIONS={self.steps}: set at least 6")
+            raise ToolError(f"ITERATIONS={self.steps} must be at least 6")
         self.seq_len = config["TRAIN_SEQ_LEN"]
         self.own_seq_len = own["TRAIN_SEQ_LEN"]
         self.data = folder / "data"
@@ -126,14 +144,15 @@ class Lab:
         self.env["OMP_NUM_THREADS"] = "1"
 
     def with_validation(self, name, change):
-        """A new folder with the same data, and change(tokens) of the validation split."""
+        """Return a new folder with the same data, except that the validation tokens are
+        change(tokens)."""
         folder = Path(shutil.copytree(self.data, f"{self.data}-{name}"))
         write_shard(folder / VAL, change(read_shard(folder / VAL)))
         return folder
 
     def run_all(self, runs, quiet=False):
-        """Runs them, as many at once as there are cores, and at least two. Prints the name of each
-        that ends."""
+        """Run them, as many at a time as there are cores, and at least two. Print the name of each
+        run that ends."""
         waiting = deque(runs)
         started = []
         try:
@@ -142,7 +161,7 @@ class Lab:
                     started.append(waiting.popleft())
                     started[-1].start()
                 time.sleep(0.05)
-                for run in [run for run in started if run.is_over()]:
+                for run in [run for run in started if run.has_ended()]:
                     started.remove(run)
                     print("" if quiet else f" {run.name}", end="", flush=True)
         finally:
@@ -153,18 +172,20 @@ class Lab:
 def find_script(name):
     path = Path(name).resolve()
     if not path.is_file():
-        raise ToolError(f"{name}: no file of this name: name an edited copy of train_gpt.py")
+        raise ToolError(f"{name} does not exist; give an edited copy of train_gpt.py")
     if "class Trainer" not in path.read_text("utf-8", "replace"):
-        raise ToolError(f"{name}: no class Trainer: name an edited train_gpt.py, not a packed one")
+        raise ToolError(
+            f"{name}: it has no class Trainer; give an edited train_gpt.py, not a packed one"
+        )
     return path
 
 
 class Run:
-    """A run of a script in a folder of its own, and what it left there."""
+    """A run of a script in a new folder, and what it left there."""
 
     def __init__(self, lab, name, act, *more, script=None, ranks=1, context=0, **settings):
-        """act(script, *more) is called in new processes, with the settings in their environment:
-        rank 0 by lab.contexts[context], rank 1 by the other one."""
+        """Prepare to call act(script, *more) in new processes, with the settings in the
+        environment. Rank 0 is started by lab.contexts[context], rank 1 by the other context."""
         self.name = name
         self.folder = lab.folder / name
         self.folder.mkdir()
@@ -185,24 +206,24 @@ class Run:
         for rank, context in enumerate(self.contexts):
             values = map(str, (rank, count, rank, "localhost", port))
             env = self.env | (dict(zip(LAUNCHER, values, strict=True)) if count > 1 else {})
-            process = context.Process(target=work, args=(rank, env, *self.work))
+            process = context.Process(target=run_process, args=(rank, env, *self.work))
             process.start()
             self.processes.append(process)
 
-    def is_over(self):
-        """Has it ended? The first failure of a rank ends the others."""
+    def has_ended(self):
+        """Return whether the run has ended. If a rank fails, its other ranks are ended."""
         if not any(process.exitcode for process in self.processes):
             return all(process.exitcode == 0 for process in self.processes)
         for process in self.processes:
-            process.join(15)  # it may say why, too
+            process.join(15)  # another rank may print its own reason
         self.kill()
-        places = "; ".join(f"rank {rank} {self.place_of(rank)}" for rank in self.ranks)
-        said = cause_of(self.output(rank).split("\n")[-1] for rank in self.ranks)
-        self.error = f"{said or 'it ends without a word'} ({places})"
+        places = "; ".join(f"rank {rank} {self.find_place(rank)}" for rank in self.ranks)
+        cause = choose_cause(self.output(rank).split("\n")[-1] for rank in self.ranks)
+        self.error = f"{cause or 'it ended and printed nothing'} ({places})"
         return True
 
-    def place_of(self, rank):
-        """Where in the script a rank has failed, or waited for STILL seconds for another one."""
+    def find_place(self, rank):
+        """Return in words where in the script a rank failed or was stuck."""
         frames = re.findall(rf'File "{self.script}", line (\d+), in (\w+)', self.output(rank))
         words = [f"{name}, line {line}" for line, name in frames[:-3:-1]]
         return f"in {', called by '.join(words)}" if words else "has ended"
@@ -221,7 +242,7 @@ class Run:
         return self.text(f"output{rank}.txt")
 
     def read(self):
-        """Reads its losses, checksums of rows, score, artifact and weights."""
+        """Read the losses, the checksums of the data, the score, the artifact and the weights."""
         try:
             [self.log] = read_log(self.folder / "logs" / f"{self.name}.jsonl").runs
             self.steps = {s.step: (s.train_loss, s.data_crc) for s in self.log.steps}
@@ -229,21 +250,23 @@ class Run:
             self.artifact = (self.folder / "final_model.int8.ptz").read_bytes()
             self.weights = torch.load(self.folder / "final_model.pt", "cpu", weights_only=True)
         except (OSError, AttributeError, ValueError) as error:
-            self.error = self.error or f"its log or files are not the trainer's: {error!r}"
+            self.error = self.error or f"its log or files are not those of the trainer: {error!r}"
 
 
-def cause_of(ends):
-    """Of the last lines of all ranks, the one that says most. Where a rank fails, the others lose
-    it and fail, too: gloo says so. Where both wait, one is the first to give up."""
-    said = [end for end in ends if end]
-    own = [end for end in said if "gloo" not in end and "another rank" not in end]
-    late = [end for end in said if "Timed out" in end]
-    return [*own, *late, *said, ""][0]
+def choose_cause(last_lines):
+    """Return the line that explains most, of the last lines of all ranks. If one rank fails, the
+    others lose the connection and fail, too, with an error of gloo. If both ranks wait for each
+    other, the one that times out first explains most."""
+    lines = [line for line in last_lines if line]
+    own = [line for line in lines if "gloo" not in line and "another rank" not in line]
+    timeouts = [line for line in lines if "Timed out" in line]
+    return [*own, *timeouts, *lines, ""][0]
 
 
 # === Inside a new process ===
-def work(rank, env, folder, act, script, *more):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # verify.py hears it
+def run_process(rank, env, folder, act, script, *more):
+    """Call act(script, *more) as a rank of a run, with its output in a file, and exit."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # verify.py handles it
     os.chdir(folder)
     output = os.open(f"output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
@@ -252,12 +275,12 @@ def work(rank, env, folder, act, script, *more):
     os.environ.clear()
     os.environ.update(env)
     torch.set_num_threads(1)
-    random.seed()  # as in a process that was not forked
+    random.seed()  # a forked process would have the parent's random state
     np.random.seed()
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with verify.py
-    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: this process ends with verify.py
+    faulthandler.dump_traceback_later(PROCESS_SECONDS, exit=True)
     start = dist.init_process_group
-    waits = {"timeout": timedelta(seconds=STILL)}
+    waits = {"timeout": timedelta(seconds=RENDEZVOUS_SECONDS)}
     dist.init_process_group = lambda *given, **named: start(*given, **named | waits)
     code = 1
     try:
@@ -269,13 +292,14 @@ def work(rank, env, folder, act, script, *more):
 
 
 def load(script):
+    """Import the script as a module that prints tracebacks and quantizes small matrices, too."""
     sys.path[0] = str(script.parent)
     sys.argv = [str(script)]
-    loader = SourceFileLoader("script", str(script))  # its own name may be that of another module
+    loader = SourceFileLoader("script", str(script))  # the script may be named like another module
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("script", loader))
     sys.modules["script"] = module
     loader.exec_module(module)
-    module.KEEP_FLOAT_MAX_NUMEL = 500  # numbers: the matrices of a tiny model are quantized, too
+    module.KEEP_FLOAT_MAX_NUMEL = 500  # so that the matrices of a tiny model are quantized
     fail = module.fail
 
     def fail_and_trace(error, *more):

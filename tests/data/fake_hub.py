@@ -1,5 +1,8 @@
-"""A local server that answers the hub's client as the hub does: files of 1,024 bytes and more are
-LFS objects on a CDN with another host name. Faults are planted by path, one a request."""
+"""A local server that answers the client library of the hub as the Hugging Face Hub does.
+
+Files of 1,024 bytes and more are LFS objects on a CDN with another host name. A test plants faults
+for a path; each request for the path takes the next fault.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +26,29 @@ def sha256(content: bytes) -> str:
 
 @dataclass
 class Fault:
-    """What goes wrong with a file's bytes: status, cut, flip, wait (until the event is set)."""
+    """A fault in the answer to one request for a file's bytes.
+
+    Kinds: "status" answers with the HTTP status `value`; "cut" closes the connection after `value`
+    bytes of the answer; "flip" changes bit 0 of byte `value` of the file; "wait" pauses after
+    `value` bytes of the answer until `event` is set; "none" is no fault.
+    """
 
     kind: str
-    value: int = 0  # a status, or a number of bytes from the start of the answer
+    value: int = 0
     event: threading.Event = field(default_factory=threading.Event)
 
 
 class Transfer(NamedTuple):
-    """One request for a file's bytes, as the server saw it."""
+    """A request for a file's bytes, as the server received it."""
 
     path: str
-    start: int  # first byte of the range that was asked for
+    start: int  # first byte of the requested range
 
 
 @dataclass
 class FakeHub:
+    """The server with the files of one repository. It runs during a `with` block."""
+
     repo: str
     files: dict[str, bytes]
     faults: dict[str, list[Fault]] = field(default_factory=dict)
@@ -48,8 +58,8 @@ class FakeHub:
         handler = type("Handler", (HubHandler,), {"hub": self})
         self.server = Server(("127.0.0.1", 0), handler)
         self.port = self.server.server_address[1]
-        serve, often = self.server.serve_forever, {"poll_interval": 0.02}
-        threading.Thread(target=serve, kwargs=often, daemon=True).start()
+        serve, options = self.server.serve_forever, {"poll_interval": 0.02}
+        threading.Thread(target=serve, kwargs=options, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,12 +70,14 @@ class FakeHub:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def description(self, path: str) -> dict[str, object]:
+    def describe_file(self, path: str) -> dict[str, object]:
+        """Return a file's entry in the hub's list of files."""
         content = self.files[path]
         entry = {"type": "file", "path": path, "size": len(content)}
         if len(content) < 1024:
             return {**entry, "oid": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
-        # An LFS file's oid is that of a pointer in git: nobody may compare the content with it.
+        # The oid of an LFS file is that of its pointer in git, not a checksum of the content. It is
+        # wrong here, so that a client fails if it compares the content with it.
         lfs = {"oid": sha256(content), "size": len(content), "pointerSize": 134}
         return {**entry, "oid": "0" * 40, "lfs": lfs}
 
@@ -74,10 +86,12 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # clients of these tests are killed in the middle of an answer
+        pass  # tests kill clients in the middle of an answer, which is not an error here
 
 
 class HubHandler(BaseHTTPRequestHandler):
+    """Answers the requests for a repository's data, list of files, and files."""
+
     protocol_version = "HTTP/1.1"
     hub: FakeHub
 
@@ -99,7 +113,7 @@ class HubHandler(BaseHTTPRequestHandler):
         elif path.startswith(f"{api}/tree/{COMMIT}"):
             folder = path.removeprefix(f"{api}/tree/{COMMIT}").strip("/")
             names = [name for name in self.hub.files if name.startswith(folder)]
-            self.answer_json([self.hub.description(name) for name in names])
+            self.answer_json([self.hub.describe_file(name) for name in names])
         elif path.startswith(resolve):
             self.resolve(path.removeprefix(resolve))
         elif path.startswith("/cdn/"):
@@ -111,16 +125,17 @@ class HubHandler(BaseHTTPRequestHandler):
         self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
 
     def resolve(self, path: str) -> None:
+        """Send a small file, or redirect to the CDN for an LFS file."""
         if path not in self.hub.files:
             self.answer(404, X_Error_Code="EntryNotFound")
             return
-        if "lfs" in self.hub.description(path):
+        if "lfs" in self.hub.describe_file(path):
             self.answer(302, Location=f"http://localhost:{self.hub.port}/cdn/{path}")
         else:
             self.send_file(path)
 
     def send_file(self, path: str) -> None:
-        """The bytes, or the range of them that was asked for, with the planted fault."""
+        """Send the bytes of a file, or the requested range of them, with the next planted fault."""
         content = self.hub.files[path]
         planted = self.hub.faults.get(path)
         fault = planted.pop(0) if planted else Fault("none")
@@ -129,8 +144,8 @@ class HubHandler(BaseHTTPRequestHandler):
             self.answer(fault.value)
             return
         if fault.kind == "flip":
-            at = fault.value
-            content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+            flipped = bytes([content[fault.value] ^ 1])
+            content = content[: fault.value] + flipped + content[fault.value + 1 :]
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         if start:

@@ -234,7 +234,7 @@ def test_ten_leaked_documents_are_reported(make_set, name: str, block: int, monk
 
 
 @pytest.fixture
-def made(make_set, tmp_path: Path):
+def exported_set(make_set, tmp_path: Path):
     """Return a data set of bytes, made by tokenize_docs.py, with several shards of each split."""
     data = make_set("byte", [text * 200 for text in make_documents(40, seed=3)])
     words = [data.docs, "--bytes", "--name", "made", "--out", tmp_path, "--shard-tokens", 70_000]
@@ -272,37 +272,44 @@ SHARD_MISTAKES = {
 
 @pytest.mark.parametrize("split", ["val", "train"])
 @pytest.mark.parametrize("mistake", SHARD_MISTAKES)
-def test_a_shard_that_differs_from_export_json_is_reported(made, split: str, mistake: str) -> None:
+def test_a_shard_that_differs_from_export_json_is_reported(
+    exported_set, split: str, mistake: str
+) -> None:
     """This does not need --docs. Only the last shard is removed, so that no number is left out."""
     make, words = SHARD_MISTAKES[mistake]
-    path = sorted(made.folder.glob(f"fineweb_{split}_*.bin"))[-1 if mistake == "missing" else 0]
+    path = sorted(exported_set.folder.glob(f"fineweb_{split}_*.bin"))[
+        -1 if mistake == "missing" else 0
+    ]
     make(path)
-    code, output = made.audit(docs=False)
+    code, output = exported_set.audit(docs=False)
     assert code == 1 and re.search(words.format(path.name), output), output
     assert "mistake: 1 found" in output
 
 
-def test_a_data_set_of_one_document_is_proved(made, tmp_path: Path) -> None:
-    made.docs = tmp_path / "novel.txt"
-    made.docs.write_text("\n\n".join(make_documents(40, seed=3)))
-    words = [made.docs, "--one-document", "--bytes", "--name", "one", "--out", tmp_path]
+def test_a_data_set_of_one_document_is_proved(exported_set, tmp_path: Path) -> None:
+    exported_set.docs = tmp_path / "novel.txt"
+    exported_set.docs.write_text("\n\n".join(make_documents(40, seed=3)))
+    words = [exported_set.docs, "--one-document", "--bytes", "--name", "one", "--out", tmp_path]
     options = tokenize_docs.parse_arguments([str(word) for word in words])
-    made.folder, made.model = tokenize_docs.make_data_set(options)[0]
-    assert "proved: the counted bytes are those of the text of all 1 documents" in made.audit()[1]
+    exported_set.folder, exported_set.model = tokenize_docs.make_data_set(options)[0]
+    assert (
+        "proved: the counted bytes are those of the text of all 1 documents"
+        in exported_set.audit()[1]
+    )
 
 
-def test_shards_are_compared_with_export_json(made) -> None:
-    code, output = made.audit(docs=False)
+def test_shards_are_compared_with_export_json(exported_set) -> None:
+    code, output = exported_set.audit(docs=False)
     assert code == 3 and re.search(
         r"^shards +\d+ shards were compared with export.json$", output, re.M
     ), output
-    path = made.folder / "export.json"
+    path = exported_set.folder / "export.json"
     for damage in ("", "[]", '{"shards": {"val": {"a": 1}, "train": {}}, "complete": true}'):
         path.write_text(damage)
         with pytest.raises(
             ToolError, match="export.json: is damaged .* restore it, or make the data set"
         ):
-            made.audit()
+            exported_set.audit()
 
 
 def encode_case(text: str) -> str:

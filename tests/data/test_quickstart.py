@@ -1,4 +1,4 @@
-"""The quickstart: its data, whose settings win, what it prints, how it ends."""
+"""Tests of quickstart.py: its data, the precedence of settings, its output, its end."""
 
 import json
 import os
@@ -17,7 +17,8 @@ import quickstart
 import tokenize_docs
 from running import ROOT, clean_environment, start_process
 
-# Runs in less than a second: writes the log that the trainer would write, and its environment.
+# A stand-in for train_gpt.py that runs in less than a second. It writes the log that the trainer
+# would write, and its own environment.
 STAND_IN = """
 import json, os, signal, sys, time
 run_id = os.environ["RUN_ID"]
@@ -47,7 +48,7 @@ SAMPLE = "import sys; print(f'sampled {sys.argv[1:]}')"
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of data/ with stand-ins for the trainer and for sample.py."""
+    """Return a copy of data/, with stand-ins for the trainer and for sample.py."""
     root = tmp_path_factory.mktemp("a clone")
     (root / "data").mkdir()
     for path in (ROOT / "data").glob("*.py"):
@@ -65,29 +66,31 @@ def start(checkout: Path, folder: Path, *arguments: str, **settings: object) -> 
 
 
 def run(checkout: Path, folder: Path, *arguments: str, code: int = 0, **settings: object) -> str:
-    """What it printed, errors last."""
+    """Run quickstart.py; return stdout and stderr, joined. Asserts the exit code."""
     process = start(checkout, folder, *arguments, **settings)
     out, err = process.communicate(timeout=200)
     assert process.returncode == code, out + err
     return out + err
 
 
-def environment_of(folder: Path, run_id: str) -> dict[str, str]:
+def read_environment(folder: Path, run_id: str) -> dict[str, str]:
+    """Return the environment that the stand-in for the trainer has written."""
     return json.loads((folder / f"{run_id}.env").read_text())
 
 
 @pytest.fixture(scope="module")
-def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("own")
+def user_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a data set that tokenize_docs.py made of a text of the user."""
+    out = tmp_path_factory.mktemp("user")
     (out / "novel.txt").write_text("\n\n".join(f"Paragraph {i}." for i in range(99)))
     words = [str(out / "novel.txt"), "--out", str(out), "--bytes", "--name", "novel"]
     return tokenize_docs.make_data_set(tokenize_docs.parse_arguments(words))[0].folder
 
 
 @pytest.mark.slow
-def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Path) -> None:
-    said = run(checkout, tmp_path, "--prepare-only")
-    assert "making the data" in said
+def test_the_data_set_is_made_once_of_pythons_sources(checkout: Path, tmp_path: Path) -> None:
+    output = run(checkout, tmp_path, "--prepare-only")
+    assert "making the data" in output
     folder = checkout / "data" / "datasets" / "quickstart_sp1024"
     state = json.loads((folder / "export.json").read_text())
     val, train = (tokenize_docs.count_tokens(state, split) for split in ("val", "train"))
@@ -100,8 +103,8 @@ def test_the_data_is_pythons_sources_and_made_once(checkout: Path, tmp_path: Pat
     assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_the_split_follows_from_the_names_of_the_files() -> None:
-    """So a file that changes moves no other one to the other split."""
+def test_the_validation_split_depends_only_on_the_names_of_files() -> None:
+    """If a file changes, no other file moves to the other split."""
     splits = []
     for word in ("old", "new"):
         names = {f"{word} {i} " * 7000: f"module{i}.py" for i in range(100)}
@@ -110,89 +113,101 @@ def test_the_split_follows_from_the_names_of_the_files() -> None:
     assert splits[0] == splits[1] and len(splits[0][0]) > 3
 
 
-def test_a_set_of_the_same_name_is_left_alone(checkout: Path, tmp_path: Path) -> None:
-    """It may be somebody's own, made with --name quickstart."""
-    made = shutil.ignore_patterns("datasets", "tokenizers")
-    clone = shutil.copytree(checkout, tmp_path / "clone", ignore=made)
+def test_another_data_set_of_the_same_name_is_not_replaced(checkout: Path, tmp_path: Path) -> None:
+    """A user may have made it with --name quickstart."""
+    without_data = shutil.ignore_patterns("datasets", "tokenizers")
+    clone = shutil.copytree(checkout, tmp_path / "clone", ignore=without_data)
     folder = clone / "data" / "datasets" / "quickstart_sp1024"
     shard = folder / "fineweb_train_000000.bin"
     folder.mkdir(parents=True)
     shard.write_bytes(b"mine")
-    said = run(clone, tmp_path, "--prepare-only", code=2)
-    assert f"{folder}: quickstart.py did not make this: move it and " in said
+    output = run(clone, tmp_path, "--prepare-only", code=2)
+    assert f"{folder}: was not made by quickstart.py; move it and " in output
     assert shard.read_bytes() == b"mine"
 
 
-def test_the_users_settings_win_and_run_ids_are_new(checkout: Path, own_data, tmp_path) -> None:
-    data = {"DATA_PATH": own_data}
+def test_the_users_settings_take_precedence_and_run_ids_are_new(
+    checkout: Path, user_data, tmp_path
+) -> None:
+    data = {"DATA_PATH": user_data}
     assert "making the data" not in run(checkout, tmp_path, **data)
-    first = environment_of(tmp_path, "quickstart")
-    assert first["DATA_PATH"] == str(own_data) and first["VOCAB_SIZE"] == "260"
-    assert first["TOKENIZER_PATH"] == f"{own_data.parents[1]}/tokenizers/novel_byte260.json"
+    first = read_environment(tmp_path, "quickstart")
+    assert first["DATA_PATH"] == str(user_data) and first["VOCAB_SIZE"] == "260"
+    assert first["TOKENIZER_PATH"] == f"{user_data.parents[1]}/tokenizers/novel_byte260.json"
     assert first["ITERATIONS"] == "500" and first["WARMDOWN_ITERS"] == "400"
     assert first["OMP_NUM_THREADS"] == "1"  # set by the test
     run(checkout, tmp_path, ITERATIONS=30, SEED=7, MLP_MULT=4, **data)
-    second = environment_of(tmp_path, "quickstart-2")
+    second = read_environment(tmp_path, "quickstart-2")
     assert second["WARMDOWN_ITERS"] == "24" and second["SEED"] == "7" and second["MLP_MULT"] == "4"
-    words = ["RUN_ID=mine", "WARMDOWN_ITERS=3", f"DATA_PATH={own_data}\r"]
+    words = ["RUN_ID=mine", "WARMDOWN_ITERS=3", f"DATA_PATH={user_data}\r"]
     run(checkout, tmp_path, *words, WARMDOWN_ITERS=4, DATA_PATH="elsewhere", ITERATIONS="500\r")
-    mine = environment_of(tmp_path, "mine")
-    assert mine["WARMDOWN_ITERS"] == "3" and mine["DATA_PATH"] == str(own_data)
-    assert mine["ARGUMENTS"] == " ".join(words), "train_gpt.py refuses a name that is no setting"
+    mine = read_environment(tmp_path, "mine")
+    assert mine["WARMDOWN_ITERS"] == "3" and mine["DATA_PATH"] == str(user_data)
+    assert mine["ARGUMENTS"] == " ".join(words), "train_gpt.py checks the names of settings"
     assert mine["ITERATIONS"] == "500", "a value of a file with Windows line ends"
-    assert "novel: no setting, which is NAME=value" in run(checkout, tmp_path, "novel", code=2)
+    assert "novel: is not a setting; settings have the form NAME=value" in run(
+        checkout, tmp_path, "novel", code=2
+    )
 
 
-def test_what_it_prints_can_be_pasted(checkout: Path, own_data: Path, tmp_path: Path) -> None:
-    own = shutil.copytree(own_data.parents[1], tmp_path / "it's mine") / "datasets" / own_data.name
+def test_the_printed_command_can_be_pasted(checkout: Path, user_data: Path, tmp_path: Path) -> None:
+    data = (
+        shutil.copytree(user_data.parents[1], tmp_path / "it's mine") / "datasets" / user_data.name
+    )
     (tmp_path / "mine.py").write_text(STAND_IN)
-    settings = {"DATA_PATH": own, "MLP_MULT": 3, "SECRET": "x"}
-    said = run(checkout, tmp_path, "--script", "mine.py", **settings).splitlines()
-    assert "    sampled ['logs/quickstart.jsonl']" in said
-    assert "bits per byte: 4.5000 before training, 2.2500 after" in said
-    assert "artifact: 1,000 bytes, 1,234 with the script, of 16,000,000" in said
-    assert said[-2] == "log: logs/quickstart.jsonl"
-    command = said[-1].removeprefix("next: ")
+    settings = {"DATA_PATH": data, "MLP_MULT": 3, "SECRET": "x"}
+    output = run(checkout, tmp_path, "--script", "mine.py", **settings).splitlines()
+    assert "    sampled ['logs/quickstart.jsonl']" in output
+    assert "bits per byte: 4.5000 before training, 2.2500 after training" in output
+    assert (
+        "artifact (the compressed model): 1,000 bytes, and 1,234 bytes with the script; "
+        "the challenge's size limit is 16,000,000 bytes"
+    ) in output
+    assert output[-2] == "log: logs/quickstart.jsonl"
+    command = output[-1].removeprefix("to train longer: ")
     assert command.endswith("--script mine.py")
     assert "SECRET" not in command and "RUN_ID" not in command
     done = subprocess.run(command, shell=True, cwd=tmp_path, env=clean_environment())
     assert done.returncode == 0
-    second = environment_of(tmp_path, "quickstart-2")
+    second = read_environment(tmp_path, "quickstart-2")
     assert second["MLP_MULT"] == "3" and second["ITERATIONS"] == "2000"
-    assert second["DATA_PATH"] == str(own)
+    assert second["DATA_PATH"] == str(data)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_reaches_the_training_and_says_how_to_continue(
-    checkout: Path, own_data: Path, tmp_path: Path, number: int
+def test_a_signal_stops_the_training_and_the_output_says_how_to_continue(
+    checkout: Path, user_data: Path, tmp_path: Path, number: int
 ) -> None:
-    """A terminal sends SIGINT to the whole group, others SIGTERM to one process."""
-    process = start(checkout, tmp_path, DATA_PATH=own_data, ITERATIONS=8)
+    """A terminal sends SIGINT to all processes. SIGTERM is usually sent to quickstart.py only."""
+    process = start(checkout, tmp_path, DATA_PATH=user_data, ITERATIONS=8)
     assert "ready\n" in process.stdout, "the output ends without it"
     send = os.killpg if number == signal.SIGINT else os.kill
     send(process.pid, number)
-    said = process.communicate(timeout=30)[1]
+    output = process.communicate(timeout=30)[1]
     assert process.returncode == 130
-    command = said.splitlines()[-1].removeprefix("to continue: ")
+    command = output.splitlines()[-1].removeprefix("to continue: ")
     words = shlex.split(command)
     assert {"RUN_ID=quickstart", "RESUME=auto", "ITERATIONS=8"} < set(words)
     again = command.replace("ITERATIONS=8", "ITERATIONS=9")
     done = subprocess.run(again, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "RESUME" not in done.stdout.splitlines()[-1], "the next run is a new one"
+    assert "RESUME" not in done.stdout.splitlines()[-1], "the printed command starts a new run"
 
 
-def test_two_that_start_at_once_have_two_run_ids(tmp_path: Path, monkeypatch) -> None:
+def test_two_processes_get_different_run_ids(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert [quickstart.free_run_id(), quickstart.free_run_id()] == ["quickstart", "quickstart-2"]
+    assert [quickstart.reserve_run_id(), quickstart.reserve_run_id()] == [
+        "quickstart",
+        "quickstart-2",
+    ]
 
 
-def test_two_that_make_the_same_data_wait_for_each_other(tmp_path: Path) -> None:
-    def second() -> None:
+def test_a_process_waits_while_another_makes_the_same_data_set(tmp_path: Path) -> None:
+    def lock_again() -> None:
         with dataset.locked(tmp_path / "sets", wait=True):
             pass
 
-    thread = threading.Thread(target=second)
+    thread = threading.Thread(target=lock_again)
     with dataset.locked(tmp_path / "sets"):
         thread.start()
         thread.join(0.3)
@@ -206,7 +221,10 @@ PROGRAMS = [path for path in sorted((ROOT / "data").glob("*.py")) if path.stem !
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 def test_a_program_starts_without_its_folder_on_the_path(program: Path) -> None:
-    """As python3 -P asks for; an old Python is told what it lacks."""
+    """python3 -P does not put it there.
+
+    With an old Python, the error message says which Python is needed.
+    """
     code = "import runpy, sys; sys.argv = ['x', '--help']; sys.version_info = {}; "
     code += f"runpy.run_path({str(program)!r}, run_name='__main__')"
     for version, result in ((tuple(sys.version_info), 0), ((3, 9, 18), 1)):
@@ -216,7 +234,9 @@ def test_a_program_starts_without_its_folder_on_the_path(program: Path) -> None:
         assert "usage: " in done.stdout or done.stderr.endswith("use Python 3.10 or newer\n")
 
 
-def test_threads_are_those_of_the_cpus_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_follows_from_the_usable_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "environ", {"RUN_ID": "x", "RESUME": "auto"})
     for cpus in (1, 5):
         monkeypatch.setattr(os, "sched_getaffinity", lambda process, cpus=cpus: {*range(cpus)})
@@ -225,24 +245,26 @@ def test_threads_are_those_of_the_cpus_that_may_be_used(monkeypatch: pytest.Monk
         assert environment["OMP_NUM_THREADS"] == str(min(2, cpus))
 
 
-def test_a_copied_set_finds_its_tokenizer_or_asks_for_it(own_data, tmp_path, monkeypatch) -> None:
-    copy, name = shutil.copytree(own_data, tmp_path / "copy"), "novel_byte260.json"
+def test_the_tokenizer_of_a_copied_data_set_is_found_or_asked_for(
+    user_data, tmp_path, monkeypatch
+) -> None:
+    copy, name = shutil.copytree(user_data, tmp_path / "copy"), "novel_byte260.json"
     monkeypatch.setattr(os, "environ", {"DATA_PATH": str(copy)})
     monkeypatch.setattr(dataset, "DATA", tmp_path)
     with pytest.raises(cli.ToolError, match=f"{name}; set TOKENIZER_PATH to where it is"):
-        quickstart.data_settings()
+        quickstart.find_data_settings()
     for folder in (copy, tmp_path / "tokenizers"):
         folder.mkdir(exist_ok=True)
-        shutil.copy(own_data.parents[1] / "tokenizers" / name, folder)
-        assert quickstart.data_settings()["TOKENIZER_PATH"] == str(folder / name)
+        shutil.copy(user_data.parents[1] / "tokenizers" / name, folder)
+        assert quickstart.find_data_settings()["TOKENIZER_PATH"] == str(folder / name)
 
 
 @pytest.mark.slow
-def test_the_real_trainer_learns_in_two_processes(own_data: Path, tmp_path: Path) -> None:
+def test_the_real_trainer_learns_in_two_processes(user_data: Path, tmp_path: Path) -> None:
     short = {"ITERATIONS": 12, "VAL_TOKENS": 256, "VAL_BATCH_SIZE": 512, "TRAIN_SEQ_LEN": 64}
-    settings = {**short, "NUM_LAYERS": 2, "MODEL_DIM": 32, "DATA_PATH": own_data}
-    said = run(ROOT, tmp_path, "--ranks", "2", **settings).splitlines()
-    line = next(line for line in said if line.startswith("bits per byte: "))
+    settings = {**short, "NUM_LAYERS": 2, "MODEL_DIM": 32, "DATA_PATH": user_data}
+    output = run(ROOT, tmp_path, "--ranks", "2", **settings).splitlines()
+    line = next(line for line in output if line.startswith("bits per byte: "))
     before, after = (float(word) for word in line.split() if word[0].isdigit())
     assert after < before
     assert (tmp_path / "logs" / "quickstart.int8.ptz").exists()

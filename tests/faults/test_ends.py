@@ -10,42 +10,42 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.live import Live, assert_same_result, in_step
+from faults.live import Live, assert_same_result, edit_each_step
 from running import write_split
 
-Whole = Callable[[int], Live]
+ReferenceRun = Callable[[int], Live]
 slow = pytest.mark.slow
 
 
-def at_step(step: int, code: str, rank: int = 0) -> dict[str, str]:
+def edit_at_step(step: int, code: str, rank: int = 0) -> dict[str, str]:
     """An edit: `code` on one rank in the step after `step`, but never after a restart."""
     first = 'os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"'
-    return in_step(
+    return edit_each_step(
         f"if self.step == {step} and self.runtime.rank == {rank} and {first}:\n    {code}"
     )
 
 
-def told(number: int) -> str:
+def code_to_kill(number: int) -> str:
     return f"os.kill(os.getpid(), {int(number)})"
 
 
-def interrupted(run: Live, number: int, ranks: int) -> int:
+def assert_interrupted(run: Live, number: int, ranks: int) -> int:
     """Asserts how a signal ends a run; the step of its checkpoint."""
-    assert run.end() == [128 + number] * max(1, ranks), run.err
-    saved = run.checkpoints()[-1]
+    assert run.wait_for_exit() == [128 + number] * max(1, ranks), run.err
+    saved = run.checkpoint_steps()[-1]
     line = f"interrupted after step {saved}; to resume: RUN_ID=r RESUME=auto <command>"
-    assert run.said == [line]
+    assert run.error_lines == [line]
     [end] = run.events("end")
     assert (end["status"], end["exit_code"], end["error"]) == ("interrupted", 128 + number, line)
-    assert run.load(saved)["step"] == saved and not run.events("score")
+    assert run.load_checkpoint(saved)["step"] == saved and not run.events("score")
     return saved
 
 
-def failed(run: Live, *words: str) -> str:
+def assert_failed(run: Live, *words: str) -> str:
     """Asserts that a run ended with one line that has these words; returns it."""
-    codes = run.end()
+    codes = run.wait_for_exit()
     assert set(codes) == {1}, f"{codes} {run.out[-500:]} {run.err[-2000:]}"
-    line = next(line for line in run.said if words[0] in line)
+    line = next(line for line in run.error_lines if words[0] in line)
     assert all(word in line for word in words), run.err[-3000:]
     [end] = run.events("end")
     assert (end["status"], end["exit_code"]) == ("failed", 1)
@@ -61,88 +61,99 @@ IN_VALIDATION = "                if runtime.signum:\n"
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_of_any_rank_ends_all_at_the_same_step(
-    tmp_path: Path, data: dict, whole: Whole, ranks: int, number: int
+    tmp_path: Path, data: dict, reference_run: ReferenceRun, ranks: int, number: int
 ) -> None:
-    edits = at_step(6, told(number), rank=max(0, ranks - 1))
+    edits = edit_at_step(6, code_to_kill(number), rank=max(0, ranks - 1))
     run = Live(tmp_path, ranks, edits, **data)
-    assert interrupted(run, number, ranks) == 7
+    assert assert_interrupted(run, number, ranks) == 7
     again = Live(tmp_path, ranks, **data | {"RESUME": "auto"}).finish()
-    assert again.resumed() == [7]
-    assert_same_result(again, whole(ranks))
+    assert again.resumed_steps() == [7]
+    assert_same_result(again, reference_run(ranks))
 
 
-def test_a_signal_read_late_ends_all_alike(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_a_signal_read_late_ends_all_alike(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """As on CUDA, where the host reads messages two steps late."""
-    edits = at_step(12, told(signal.SIGTERM), rank=1)
+    edits = edit_at_step(12, code_to_kill(signal.SIGTERM), rank=1)
     edits |= {"self.steps_late = 2 if self.cuda else 0": "self.steps_late = 2"}
     run = Live(tmp_path, 2, edits, **data | {"TRAIN_LOG_EVERY": 0, "CHECKPOINT_EVERY": 0})
-    assert interrupted(run, signal.SIGTERM, 2) == 15
+    assert assert_interrupted(run, signal.SIGTERM, 2) == 15
     again = Live(tmp_path, 2, **data | {"RESUME": "auto"}).finish()
-    assert_same_result(again, whole(2))
+    assert_same_result(again, reference_run(2))
 
 
-def in_validation(condition: str, number: int) -> dict[str, str]:
-    return {IN_VALIDATION: f"                if {condition}: {told(number)}\n{IN_VALIDATION}"}
+def edit_in_validation(condition: str, number: int) -> dict[str, str]:
+    return {
+        IN_VALIDATION: f"                if {condition}: {code_to_kill(number)}\n{IN_VALIDATION}"
+    }
 
 
 SIGNALS = {  # where, and the step of the checkpoint
-    "priming": (in_step(f"if self.step == 1 and not self.last_logged[0]: {told(15)}"), {0, 1}),
-    "first validation": (in_validation("True", 15), {0}),
-    "last validation": (in_validation("scope == 'step_20' and runtime.rank == 0", 2), {20}),
-    "score": (in_validation("scope == FINAL_LABEL", 15), {20}),
+    "priming": (
+        edit_each_step(f"if self.step == 1 and not self.last_logged[0]: {code_to_kill(15)}"),
+        {0, 1},
+    ),
+    "first validation": (edit_in_validation("True", 15), {0}),
+    "last validation": (edit_in_validation("scope == 'step_20' and runtime.rank == 0", 2), {20}),
+    "score": (edit_in_validation("scope == FINAL_LABEL", 15), {20}),
 }
 
 
 @pytest.mark.parametrize("place", SIGNALS)
 @pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=slow)])
 def test_a_signal_outside_of_steps_costs_nothing(
-    tmp_path: Path, data: dict, whole: Whole, place: str, ranks: int
+    tmp_path: Path, data: dict, reference_run: ReferenceRun, place: str, ranks: int
 ) -> None:
     edits, steps = SIGNALS[place]
     run = Live(tmp_path, ranks, edits, **data | {"WARMUP_STEPS": 3})
     number = signal.SIGINT if place == "last validation" else signal.SIGTERM
-    assert interrupted(run, number, ranks) in steps
+    assert assert_interrupted(run, number, ranks) in steps
     again = Live(tmp_path, ranks, **data | {"RESUME": "auto"}).finish()
-    assert_same_result(again, whole(ranks))
+    assert_same_result(again, reference_run(ranks))
 
 
 @slow
-def test_ctrl_c_to_torchrun_and_its_workers(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_ctrl_c_to_torchrun_and_its_workers(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """As from a terminal; torchrun passes it on, so each rank hears it twice."""
-    edits = at_step(6, "Path('here').touch(); time.sleep(2)")
-    run = Live(tmp_path, 2, edits, restarts=0, **data).until((tmp_path / "here").exists)
+    edits = edit_at_step(6, "Path('here').touch(); time.sleep(2)")
+    run = Live(tmp_path, 2, edits, restarts=0, **data).wait_until((tmp_path / "here").exists)
     os.killpg(run.launcher.pid, signal.SIGINT)
-    assert run.end() == [1]
+    assert run.wait_for_exit() == [1]
     assert run.status == ("interrupted", 130)
-    saved = run.checkpoints()[-1]
+    saved = run.checkpoint_steps()[-1]
     again = Live(tmp_path, 2, restarts=0, **data | {"RESUME": "auto"}).finish()
-    assert again.resumed() == [saved]
-    assert_same_result(again, whole(2))
+    assert again.resumed_steps() == [saved]
+    assert_same_result(again, reference_run(2))
 
 
 @slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_restarts_a_dead_rank(tmp_path: Path, data: dict, whole: Whole, rank: int) -> None:
+def test_torchrun_restarts_a_dead_rank(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun, rank: int
+) -> None:
     """With RESUME=auto in it, one command is for the start and for each restart."""
-    edits = at_step(10, told(signal.SIGKILL), rank)
+    edits = edit_at_step(10, code_to_kill(signal.SIGKILL), rank)
     run = Live(tmp_path, 2, edits, restarts=3, **data | {"RESUME": "auto"}).finish()
-    assert run.resumed() == [8]
-    assert_same_result(run, whole(2))
+    assert run.resumed_steps() == [8]
+    assert_same_result(run, reference_run(2))
 
 
 @slow
 @pytest.mark.parametrize(("name", "step"), [("step_00000008.pt", 4), ("final_model.int8.ptz", 20)])
 def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
-    tmp_path: Path, data: dict, whole: Whole, name: str, step: int
+    tmp_path: Path, data: dict, reference_run: ReferenceRun, name: str, step: int
 ) -> None:
     line = "            file.flush()\n"
-    kill = f"            if path.name == {name!r}: {told(signal.SIGKILL)}\n"
+    kill = f"            if path.name == {name!r}: {code_to_kill(signal.SIGKILL)}\n"
     run = Live(tmp_path, 0, {line: line + kill}, **data)
-    assert run.end() == [-signal.SIGKILL]
-    assert run.checkpoints()[-1] == step and not (tmp_path / "final_model.int8.ptz").exists()
+    assert run.wait_for_exit() == [-signal.SIGKILL]
+    assert run.checkpoint_steps()[-1] == step and not (tmp_path / "final_model.int8.ptz").exists()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
-    assert again.resumed() == ([step] if step < 20 else [])  # else only the export is left
-    assert_same_result(again, whole(0))
+    assert again.resumed_steps() == ([step] if step < 20 else [])  # else only the export is left
+    assert_same_result(again, reference_run(0))
 
 
 @pytest.mark.parametrize(("ranks", "late"), [(0, 0), (2, 2)])
@@ -162,14 +173,14 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
     edits = {line: f"{edits}                    loss = {bad[what]}\n{line}"}
     edits |= {"self.steps_late = 2 if self.cuda else 0": f"self.steps_late = {late}"}
     run = Live(tmp_path, ranks, edits, **data | {"CHECKPOINT_EVERY": 3, "VAL_LOSS_EVERY": 0})
-    assert run.end() == [1] * max(1, ranks), run.err
+    assert run.wait_for_exit() == [1] * max(1, ranks), run.err
     named = f"the loss of rank {rank}" if what == "loss" else "the gradient"
     remedy = "lower the learning rates, or, if a batch has no target, give each batch one"
     line = f"step 10: {named} is not finite; {remedy}"
-    assert run.said[0] == f"rank 0: {line}" and "Traceback" not in run.err
+    assert run.error_lines[0] == f"rank 0: {line}" and "Traceback" not in run.err
     [end] = run.events("end")
     assert (end["status"], end["error"]) == ("failed", line)
-    assert run.checkpoints() == [3, 6, 9]
+    assert run.checkpoint_steps() == [3, 6, 9]
 
 
 @pytest.mark.parametrize("value", ["math.inf", "1e30"])
@@ -179,7 +190,7 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict, valu
     bad = f"            if self.step == 19:\n                self.model.{{}}.fill_({value})\n"
     name = "tok_emb.weight" if value == "math.inf" else "blocks[0].attn.c_q.weight"
     run = Live(tmp_path, 0, {line: bad.format(name) + line}, **data)
-    failed(run, "rank 0: the score is nan, ", "lower the learning rates")
+    assert_failed(run, "rank 0: the score is nan, ", "lower the learning rates")
     assert ("step:20/20 val_loss:nan" in run.out) == (value == "math.inf")
 
 
@@ -200,8 +211,8 @@ def test_state_of_one_rank_alone_is_named_at_once(tmp_path: Path, data: dict, pl
         edits[NAMED] = NAMED + '"noise": self.noise, '
     run = Live(tmp_path, 2, edits, **data | {"WARMUP_STEPS": 1})
     rule = "a checkpoint holds rank 0's values for all"
-    failed(run, f"{place} has other values on rank 1 than on rank 0", rule)
-    assert not run.checkpoints() and not run.events("step")
+    assert_failed(run, f"{place} has other values on rank 1 than on rank 0", rule)
+    assert not run.checkpoint_steps() and not run.events("step")
 
 
 BUFFERED = "sys.stdout.reconfigure(write_through=False); "  # also with PYTHONUNBUFFERED
@@ -218,10 +229,10 @@ def test_an_error_keeps_its_traceback(tmp_path: Path, data: dict, case: str, ran
     """On the console, in the .txt and in the event; the other ranks end within seconds."""
     code, words = BUGS[case]
     start = time.monotonic()
-    run = Live(tmp_path, ranks, at_step(5, code, max(0, ranks - 1)), **data)
-    assert run.end() == [1] * max(1, ranks) and time.monotonic() - start < 60
+    run = Live(tmp_path, ranks, edit_at_step(5, code, max(0, ranks - 1)), **data)
+    assert run.wait_for_exit() == [1] * max(1, ranks) and time.monotonic() - start < 60
     assert words in run.err and run.err.count("Traceback") == 1, run.err
-    assert run.checkpoints() == [4] and run.status == ("failed", 1)
+    assert run.checkpoint_steps() == [4] and run.status == ("failed", 1)
     assert f"{'rank 1 ' * (ranks > 0)}failed: {words}" in run.text, "the cause, whoever has it"
     assert ("before the crash" in run.out) == (case == "a print")
     [end] = run.events("end")
@@ -231,36 +242,36 @@ def test_an_error_keeps_its_traceback(tmp_path: Path, data: dict, case: str, ran
 
 
 def test_out_of_memory_is_one_line_with_the_setting_that_helps(tmp_path: Path, data: dict) -> None:
-    edits = at_step(5, 'raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")')
+    edits = edit_at_step(5, 'raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")')
     run = Live(tmp_path, 0, edits, **data)
-    line = failed(run, "out of memory: CUDA out of memory", "a larger GRAD_ACCUM_STEPS")
-    assert run.said == [line] and "Traceback" not in run.err
+    line = assert_failed(run, "out of memory: CUDA out of memory", "a larger GRAD_ACCUM_STEPS")
+    assert run.error_lines == [line] and "Traceback" not in run.err
     assert "Traceback" in run.text and "Traceback" in run.events("end")[0]["traceback"]
-    assert run.checkpoints() == [4]
+    assert run.checkpoint_steps() == [4]
 
 
 @pytest.mark.parametrize(("argument", "code"), [("7", 7), ("'a reason'", 1)])
 def test_an_exit_keeps_its_code(tmp_path: Path, data: dict, argument: str, code: int) -> None:
-    run = Live(tmp_path, 0, at_step(5, f"sys.exit({argument})"), **data)
-    assert run.end() == [code] and run.checkpoints() == [4]
+    run = Live(tmp_path, 0, edit_at_step(5, f"sys.exit({argument})"), **data)
+    assert run.wait_for_exit() == [code] and run.checkpoint_steps() == [4]
     assert run.err == ("a reason\n" if argument == "'a reason'" else "")
 
 
 def test_a_killed_rank_ends_the_others(tmp_path: Path, data: dict) -> None:
-    run = Live(tmp_path, 2, at_step(5, told(signal.SIGKILL), rank=1), **data)
-    assert run.end() == [1, -signal.SIGKILL] and "Traceback" not in run.err
-    assert run.said[0].startswith("rank 0: RuntimeError: [")
-    assert "Check the logs of the remote" in run.said[0]
+    run = Live(tmp_path, 2, edit_at_step(5, code_to_kill(signal.SIGKILL), rank=1), **data)
+    assert run.wait_for_exit() == [1, -signal.SIGKILL] and "Traceback" not in run.err
+    assert run.error_lines[0].startswith("rank 0: RuntimeError: [")
+    assert "Check the logs of the remote" in run.error_lines[0]
 
 
 def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) -> None:
     wait = "while not Path('go').exists(): Path('here').touch(); time.sleep(0.05)"
-    first = Live(tmp_path, 0, at_step(5, wait), **data)
-    first.until((tmp_path / "here").exists)
+    first = Live(tmp_path, 0, edit_at_step(5, wait), **data)
+    first.wait_until((tmp_path / "here").exists)
     second = Live(tmp_path, **data | {"RESUME": "auto"})
-    assert second.end() == [1]
-    words = "logs/r.txt is being written by another run; wait until that run ends, or set another RUN_ID"
-    assert words in second.said[0]
+    assert second.wait_for_exit() == [1]
+    words = "logs/r.txt is being written by another run; wait until that run ends"
+    assert words in second.error_lines[0]
     (tmp_path / "go").touch()
     first.finish()
 
@@ -283,32 +294,34 @@ def test_a_shard_that_changes_is_named(tmp_path: Path, data: dict, case: str, ra
     settings = data | {"DATA_PATH": tmp_path / "data", "ITERATIONS": 1000}
     settings |= {"VAL_LOSS_EVERY": 0, "CHECKPOINT_EVERY": 2}
     wait = "Path('here').touch()\n    while not Path('go').exists(): time.sleep(0.01)"
-    run = Live(tmp_path / "run", ranks, at_step(2, wait), **settings)
-    run.until((run.folder / "here").exists)
+    run = Live(tmp_path / "run", ranks, edit_at_step(2, wait), **settings)
+    run.wait_until((run.folder / "here").exists)
     damage, words = READER[case]
     path = tmp_path / "data" / SHARD
     path.write_bytes(damage(path.read_bytes()))
     (run.folder / "go").touch()
-    line = failed(run, f"data/{SHARD} at byte ", words)
+    line = assert_failed(run, f"data/{SHARD} at byte ", words)
     assert re.match(r"rank \d: ", line)
-    assert run.checkpoints() == [2, 4] and run.events("step")[-1]["step"] == 5
+    assert run.checkpoint_steps() == [2, 4] and run.events("step")[-1]["step"] == 5
 
 
-def test_the_score_is_there_without_an_artifact(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_the_score_is_there_without_an_artifact(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """A line of each file, and one of what to do; RESUME=auto writes them."""
     names = "final_model.int8.ptz", "final_model.pt", "logs/r.int8.ptz"
     for name in names:
         (tmp_path / name).mkdir(parents=True)
     data = data | {"CHECKPOINT_EVERY": 0}  # the last state is saved all the same
     run = Live(tmp_path, 0, **data)
-    failed(run, "no artifact could be written (the warnings say why)")
-    assert "final_int8_zlib_roundtrip_exact" in run.out and run.checkpoints() == [20]
+    assert_failed(run, "no artifact could be written (the warnings say why)")
+    assert "final_int8_zlib_roundtrip_exact" in run.out and run.checkpoint_steps() == [20]
     for name in names:
         assert run.out.count(f"WARNING: {name} could not be written: Is a directory\n") == 1
         (tmp_path / name).rmdir()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
     assert "no step is left: packs and scores" in again.text
-    assert_same_result(again, whole(0))
+    assert_same_result(again, reference_run(0))
 
 
 @pytest.mark.parametrize("name", ["logs", "logs/r.jsonl", "checkpoints"])
@@ -317,9 +330,9 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, data: dict, nam
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).symlink_to("/nowhere/logs")
     run = Live(tmp_path, 2, **data)
-    assert run.end() == [1, 1] and run.out == "" and "Traceback" not in run.err
-    assert run.said[0].startswith(f"rank 0: {name.split('/')[0]}")
-    assert "; start in a folder that can be written" in run.said[0]
+    assert run.wait_for_exit() == [1, 1] and run.out == "" and "Traceback" not in run.err
+    assert run.error_lines[0].startswith(f"rank 0: {name.split('/')[0]}")
+    assert "; start in a folder that can be written" in run.error_lines[0]
     assert not list(tmp_path.rglob("r.txt"))
 
 
@@ -332,7 +345,7 @@ CONSOLES = {
 
 @pytest.mark.parametrize("console", CONSOLES)
 def test_a_bad_console_costs_its_text(
-    tmp_path: Path, data: dict, whole: Whole, console: str
+    tmp_path: Path, data: dict, reference_run: ReferenceRun, console: str
 ) -> None:
     """And a path that it cannot show, or that is no text, is shown with backslashes."""
     folder = tmp_path / os.fsdecode(b"d\xc3\xa4ta \xe4")
@@ -345,4 +358,4 @@ def test_a_bad_console_costs_its_text(
     assert "final_int8_zlib_roundtrip_exact" in run.text and "d\u00e4ta \\udce4" in run.text
     shown = "train_loader:dataset:d\\xe4ta \\udce4 train_shards:1\n"
     assert shown in run.out if console == "ascii" else run.out == ""
-    assert run.digits() == whole(0).digits()
+    assert run.measurements() == reference_run(0).measurements()

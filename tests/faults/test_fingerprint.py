@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults.live import Live, assert_same_result, edited
+from faults.live import Live, assert_same_result, write_edited_script
 from running import ROOT, write_shard
 
-Whole = Callable[[int], Live]
+ReferenceRun = Callable[[int], Live]
 # Each fixed setting, and another value of it.
 FIXED = {"SEED": 7, "TRAIN_BATCH_TOKENS": 4096, "TRAIN_SEQ_LEN": 16, "NUM_LAYERS": 1}
 FIXED |= {"MODEL_DIM": 64, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "MLP_MULT": 3, "TIE_EMBEDDINGS": 0}
@@ -42,43 +42,49 @@ MORE = {  # past the end of the shorter set the batches are others
 
 
 @pytest.mark.parametrize("name", CHANGES | MORE)
-def test_resume_on_other_data_refused(tmp_path: Path, data: dict, whole: Whole, name: str) -> None:
+def test_resume_on_other_data_refused(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun, name: str
+) -> None:
     folder = shutil.copytree(data["DATA_PATH"], tmp_path / "data")
     (CHANGES | MORE)[name](folder / name)
-    before = shutil.copytree(whole(0).folder, tmp_path / "run")
+    before = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     run = Live(before, **data | paths(folder) | {"RESUME": "auto", "ITERATIONS": 24})
-    assert run.end() == [1] and "Traceback" not in run.err and len(run.said) == 1
-    assert run.read("logs/r.jsonl") == whole(0).read("logs/r.jsonl")
+    assert run.wait_for_exit() == [1] and "Traceback" not in run.err and len(run.error_lines) == 1
+    assert run.read("logs/r.jsonl") == reference_run(0).read("logs/r.jsonl")
     called = {"byte.json": "tokenizer", ".producing": "growing"}.get(name, name)
-    was = whole(0).load(20)["made_of"].get(called, "missing")
+    was = reference_run(0).load_checkpoint(20)["made_of"].get(called, "missing")
     start = r"rank 0: RESUME=checkpoints/r/step_00000020.pt of \S+ does not match this run: "
     words = rf"{start}{called}: (.+) in this run, (.+) in the checkpoint; restore that, or .*"
-    found = re.fullmatch(words, run.said[0])
+    found = re.fullmatch(words, run.error_lines[0])
     assert found[2] == was != found[1]
 
 
-def test_resume_names_each_other_fixed_setting(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_resume_names_each_other_fixed_setting(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     (tmp_path / "other.json").write_text('{"kind": "byte", "offset": 14}')
-    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
-    was = whole(0).load(20)["made_of"]
+    folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
+    was = reference_run(0).load_checkpoint(20)["made_of"]
     items = list(FIXED.items())
     for other in map(dict, (items[:5], items[5:10], items[10:])):
         if "VOCAB_SIZE" in other:
             other["TOKENIZER_PATH"] = tmp_path / "other.json"
         run = Live(folder, **data | other | {"RESUME": "auto", "ITERATIONS": 24})
-        assert run.end() == [1]
-        named = re.findall(r"(\w+): (\S+) in this run, (\S+) in the checkpoint", run.said[0])
+        assert run.wait_for_exit() == [1]
+        named = re.findall(r"(\w+): (\S+) in this run, (\S+) in the checkpoint", run.error_lines[0])
         for name, *pair in named:
             here = str(bool(other[name])) if name == "TIE_EMBEDDINGS" else str(other.get(name))
             assert name == "tokenizer" or pair == [here, was[name]]
         assert {name for name, *_ in named} >= other.keys() - {"TOKENIZER_PATH"}
-    assert run.checkpoints() == [4, 8, 12, 16, 20]
+    assert run.checkpoint_steps() == [4, 8, 12, 16, 20]
 
 
-def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_resume_with_another_script_continues(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """And data that has moved is the same."""
     moved = shutil.copytree(data["DATA_PATH"], tmp_path / ("long" * 50) / "data")
-    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+    folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     for step in (12, 16, 20):
         (folder / "checkpoints" / "r" / f"step_{step:08d}.pt").unlink()
     edit = {'"""Train a small GPT': '"""Train the same small GPT'}
@@ -86,8 +92,8 @@ def test_resume_with_another_script_continues(tmp_path: Path, data: dict, whole:
     scripts = (folder / "edited.py").read_bytes(), (ROOT / "train_gpt.py").read_bytes()
     hashes = [hashlib.sha256(script).hexdigest() for script in scripts]
     words = "WARNING: RESUME continues with another script: {} in this run, {} in the checkpoint"
-    assert words.format(*hashes) in run.text and run.resumed() == [8]
-    assert_same_result(run, whole(0))
+    assert words.format(*hashes) in run.text and run.resumed_steps() == [8]
+    assert_same_result(run, reference_run(0))
 
 
 def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict) -> None:
@@ -98,8 +104,8 @@ def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict)
     edits = {'"""Train a small GPT': '"""Train another small GPT'}
     other = paths(folder) | {"MODEL_DIM": 64, "edits": edits}
     run = Live(tmp_path / "run", 2, other=other, **data)
-    assert run.end() == [2, 2] and "Traceback" not in run.err and run.out == ""
-    for rank, line in enumerate(sorted(run.said)):
+    assert run.wait_for_exit() == [2, 2] and "Traceback" not in run.err and run.out == ""
+    for rank, line in enumerate(sorted(run.error_lines)):
         assert line.startswith(f"rank {rank}: rank 1 differs from rank 0: ")
         assert line.endswith("rank 0's files and settings")
         assert "MODEL_DIM: 64 on rank 1, 32 on rank 0" in line
@@ -108,15 +114,17 @@ def test_ranks_that_differ_end_before_the_first_step(tmp_path: Path, data: dict)
     assert not (run.folder / "logs").exists() and not (run.folder / "checkpoints").exists()
 
 
-def test_a_changed_script_is_logged_as_it_ran(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_a_changed_script_is_logged_as_it_ran(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """The log's text, the size of the code and the hash are of what was loaded."""
     line = "        warm_up(self)\n"
     edits = {line: f"        Path(sys.argv[0]).write_text('another experiment')\n{line}"}
     run = Live(tmp_path, 0, edits, **data).finish()
-    text = edited(tmp_path / "again.py", edits.items()).read_bytes()
+    text = write_edited_script(tmp_path / "again.py", edits.items()).read_bytes()
     assert run.script.read_text() == "another experiment"
     assert run.read("logs/r.txt").startswith(text.decode() + "\n" + "=" * 100)
     assert run.events("made_of")[0]["script"] == hashlib.sha256(text).hexdigest()
     assert run.events("artifact")[0]["code_bytes"] == len(text)
     assert f"Code size: {len(text)} bytes" in run.text
-    assert_same_result(run, whole(0))
+    assert_same_result(run, reference_run(0))

@@ -11,7 +11,7 @@ import torch
 from faults.live import Live, assert_same_result
 from running import Command
 
-Whole = Callable[[int], Live]
+ReferenceRun = Callable[[int], Live]
 
 # An edit with state of several kinds: an average of the weights, a counter of late steps, AdamW on
 # the embedding, and random numbers of Python, numpy and torch in the model.
@@ -49,27 +49,27 @@ EDIT = {
 }
 
 
-def copied(before: Live, folder: Path, step: int) -> Path:
+def copy_run_folder(before: Live, folder: Path, step: int) -> Path:
     """A run's folder as it was when it had saved `step`."""
     shutil.copytree(before.folder, folder)
-    for later in [number for number in before.checkpoints() if number > step]:
+    for later in [number for number in before.checkpoint_steps() if number > step]:
         (folder / before.checkpoint(later).relative_to(before.folder)).unlink()
     for name in ("final_model.int8.ptz", "final_model.pt", "logs/r.int8.ptz"):
         (folder / name).unlink()
     return folder
 
 
-def resume(before: Live, folder: Path, step: int, ranks: int = 0, **more: object) -> Live:
-    run = Live(copied(before, folder, step), ranks, **more, RESUME="auto").finish()
-    assert run.resumed()[-1] == step
+def resume_copy(before: Live, folder: Path, step: int, ranks: int = 0, **more: object) -> Live:
+    run = Live(copy_run_folder(before, folder, step), ranks, **more, RESUME="auto").finish()
+    assert run.resumed_steps()[-1] == step
     return run
 
 
-def refusal(folder: Path, **settings: object) -> str:
+def run_refused(folder: Path, **settings: object) -> str:
     """The one line of a run that is refused. No line of any run tells to destroy something."""
     run = Live(folder, **settings)
-    assert run.end() == [1] and "Traceback" not in run.err
-    [line] = run.said
+    assert run.wait_for_exit() == [1] and "Traceback" not in run.err
+    [line] = run.error_lines
     assert not re.search("remove|delete|rm ", line)
     return line
 
@@ -79,32 +79,39 @@ def test_resume_is_exact_for_whatever_is_named(tmp_path: Path, data: dict, ranks
     """Also with priming steps, which leave no trace."""
     settings = data | {"GRAD_ACCUM_STEPS": 0, "edits": EDIT}
     reference = Live(tmp_path / "whole", ranks, **settings).finish()
-    parts = reference.load(20)["parts"]
+    parts = reference.load_checkpoint(20)["parts"]
     assert parts["run"]["late"] == {"steps": 14} and parts["adamw"]["state"][0]["step"] == 20
-    once = resume(reference, tmp_path / "once", 4, ranks, **settings | {"WARMUP_STEPS": 2})
-    twice = resume(once, tmp_path / "twice", 12, ranks, **settings)
+    once = resume_copy(reference, tmp_path / "once", 4, ranks, **settings | {"WARMUP_STEPS": 2})
+    twice = resume_copy(once, tmp_path / "twice", 12, ranks, **settings)
     for run in (once, twice):
         assert_same_result(run, reference)
-        again = run.load(20)["parts"]
+        again = run.load_checkpoint(20)["parts"]
         assert again["run"]["late"] == {"steps": 14}
         assert all(torch.equal(t, parts["ema"][name]) for name, t in again["ema"].items())
-    times = [run.load(step)["train_ms"] for run, step in ((reference, 4), (once, 12), (twice, 20))]
+    times = [
+        run.load_checkpoint(step)["train_ms"]
+        for run, step in ((reference, 4), (once, 12), (twice, 20))
+    ]
     assert 0 < times[0] < times[1] < times[2]
 
 
-def test_resume_on_other_ranks_appends_to_the_log(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_resume_on_other_ranks_appends_to_the_log(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     settings = data | {"GRAD_ACCUM_STEPS": 0}
-    two = resume(whole(0), tmp_path / "two", 4, 2, **settings)
-    before, text = (run.read("logs/r.txt") for run in (whole(0), two))
+    two = resume_copy(reference_run(0), tmp_path / "two", 4, 2, **settings)
+    before, text = (run.read("logs/r.txt") for run in (reference_run(0), two))
     words = "\nresumed: step:4 resumed_from:checkpoints/r/step_00000004.pt"
     assert text.startswith(before) and words in text[len(before) :]
     names = {path.name for path in (two.folder / "logs").iterdir()}
     assert names == {"r.int8.ptz", "r.jsonl", "r.txt"}
-    four = resume(two, tmp_path / "four", 12, 4, **settings)
+    four = resume_copy(two, tmp_path / "four", 12, 4, **settings)
     for run in (two, four):
-        assert run.load(20)["data_crc"] == whole(0).load(20)["data_crc"]
+        assert (
+            run.load_checkpoint(20)["data_crc"] == reference_run(0).load_checkpoint(20)["data_crc"]
+        )
         run.losses()  # each step twice: the same to rounding
-        scores = [each.events("score")[-1]["val_bpb"] for each in (run, whole(0))]
+        scores = [each.events("score")[-1]["val_bpb"] for each in (run, reference_run(0))]
         assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
 
@@ -114,16 +121,16 @@ def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data
     before = Live(tmp_path / "run", **settings).finish()
     changed = EDIT | {MADE: MADE + STATE.replace("lr=0.01", "lr=0.5, eps=0.25")}
     other = settings | {"edits": changed, "MATRIX_LR": 0.0, "BETA1": 0.5, "ITERATIONS": 8}
-    run = resume(before, tmp_path / "again", 4, **other)
+    run = resume_copy(before, tmp_path / "again", 4, **other)
     assert "WARNING: RESUME continues with another script: " in run.text
     assert "RESUME continues with another BETA1: 0.5 in this run, 0.9 in the checkpoint" in run.text
-    parts = run.load(8)["parts"]
+    parts = run.load_checkpoint(8)["parts"]
     [group] = parts["adamw"]["param_groups"]
     assert (group["base_lr"], group["eps"]) == (0.5, 0.25)
     assert parts["adamw"]["state"][0]["step"] == 8
     assert parts["adam"]["param_groups"][0]["betas"] == (0.5, 0.95)
     assert parts["run"]["late"] == {"steps": 2}
-    older = before.load(4)["parts"]["model"]
+    older = before.load_checkpoint(4)["parts"]["model"]
     moved = {name for name in older if not torch.equal(older[name], parts["model"][name])}
     assert "tok_emb.weight" in moved and "blocks.0.attn.c_q.weight" not in moved
 
@@ -141,23 +148,23 @@ FORGOTTEN = {  # an attribute of the Trainer, and the place that is named
 def test_state_that_no_part_saves_is_named(tmp_path: Path, data: dict, code: str) -> None:
     """Before the first step, by its type alone: a RESUME would begin with another one."""
     run = Live(tmp_path, 0, {LINE: f"        {code}\n{LINE}"}, **data)
-    assert run.end() == [1] and not run.events("step")
+    assert run.wait_for_exit() == [1] and not run.events("step")
     what = "would not be saved in checkpoints; add it to Trainer.parts or to Trainer.state_dict"
     place = f"Trainer.{FORGOTTEN[code]} {what}"
-    assert run.said == [f"rank 0: {place}"]
+    assert run.error_lines == [f"rank 0: {place}"]
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_part_more_or_less_than_in_the_checkpoint_is_named(
-    tmp_path: Path, data: dict, whole: Whole, more: int
+    tmp_path: Path, data: dict, reference_run: ReferenceRun, more: int
 ) -> None:
     edits = {PARTS: PARTS + '"mean": nn.Linear(1, 1), '}
-    before = whole(0)
+    before = reference_run(0)
     if not more:
         before = Live(tmp_path / "before", 0, edits, **data | {"ITERATIONS": 4}).finish()
         edits = None
     folder = shutil.copytree(before.folder, tmp_path / "run")
-    line = refusal(folder, **data | {"edits": edits, "RESUME": "auto", "ITERATIONS": 24})
+    line = run_refused(folder, **data | {"edits": edits, "RESUME": "auto", "ITERATIONS": 24})
     own, other = ("Linear", "missing") if more else ("missing", "Linear")
     assert f"Trainer.parts mean: {own} in this run, {other} in the checkpoint" in line
 
@@ -167,11 +174,13 @@ SCALES = """        self.attn_scale = nn.Parameter(ones.clone())
 """
 
 
-def test_another_order_of_parameters_is_named(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_another_order_of_parameters_is_named(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """Of equal shapes: a checkpoint knows an optimizer's parameters by their places alone."""
-    folder = copied(whole(0), tmp_path / "run", 8)
+    folder = copy_run_folder(reference_run(0), tmp_path / "run", 8)
     order = {SCALES: "".join(reversed(SCALES.splitlines(keepends=True)))}
-    line = refusal(folder, edits=order, **data | {"RESUME": "auto"})
+    line = run_refused(folder, edits=order, **data | {"RESUME": "auto"})
     assert "optimizers: other parameters or another order in this run" in line
 
 
@@ -182,22 +191,24 @@ def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
     assert (
         "WARNING: RESUME=auto found no checkpoint of RUN_ID=r; the run begins at step 1" in run.out
     )
-    assert run.checkpoints() == [6]
+    assert run.checkpoint_steps() == [6]
     run = Live(tmp_path, **settings).finish()
-    assert run.resumed() == [6] and run.checkpoints() == [6, 20]
+    assert run.resumed_steps() == [6] and run.checkpoint_steps() == [6, 20]
     straight = Live(tmp_path / "straight", **settings | {"RESUME": ""}).finish()
     assert_same_result(run, straight)
 
 
-def test_resume_of_a_finished_run_scores_again(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_resume_of_a_finished_run_scores_again(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """The log says so, and keeps the settings that trained."""
     again = data | {"RESUME": "auto"}
-    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+    folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     run = Live(folder, **again | {"MATRIX_LR": 0.9}).finish()
     assert "training is complete: packing and scoring checkpoints/r/step_00000020.pt" in run.text
-    assert len(run.events("config")) == 1 and not run.resumed()
-    assert_same_result(run, whole(0))
-    assert "does not match this run: SEED: 9 in this run, 1337 in the checkpoint" in refusal(
+    assert len(run.events("config")) == 1 and not run.resumed_steps()
+    assert_same_result(run, reference_run(0))
+    assert "does not match this run: SEED: 9 in this run, 1337 in the checkpoint" in run_refused(
         folder, **again | {"SEED": 9}
     )
 
@@ -206,7 +217,7 @@ def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict
     """Files of other names are neither resumed nor removed."""
     settings = data | {"ITERATIONS": 5, "CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": 2}
     run = Live(tmp_path, **settings).finish()
-    assert run.checkpoints() == [4, 5]
+    assert run.checkpoint_steps() == [4, 5]
     written = run.events("checkpoint")
     assert [event["step"] for event in written] == [1, 2, 3, 4, 5]
     assert written[-1]["path"] == "checkpoints/r/step_00000005.pt"
@@ -214,7 +225,7 @@ def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict
     for path in copies:
         shutil.copy(run.checkpoint(4), path)
     run = Live(tmp_path, **settings | {"ITERATIONS": 8, "RESUME": "auto"}).finish()
-    assert run.resumed() == [5] and run.checkpoints() == [7, 8]
+    assert run.resumed_steps() == [5] and run.checkpoint_steps() == [7, 8]
     assert all(path.exists() for path in copies)
 
 
@@ -243,9 +254,9 @@ UNSAVABLE = {  # a part, and an edit
 def test_unsavable_state_is_named(tmp_path: Path, data: dict, part: str) -> None:
     """Or every checkpoint would be one that does not load."""
     run = Live(tmp_path, edits=UNSAVABLE[part], **data | {"WARMUP_STEPS": 2})
-    assert run.end() == [1] and not run.events("step") and not run.checkpoints()
+    assert run.wait_for_exit() == [1] and not run.events("step") and not run.checkpoint_steps()
     reason = "GLOBAL object" if part == "run" else "numpy._core.multiarray.scalar"
-    [line] = run.said
+    [line] = run.error_lines
     assert line.startswith(
         f'rank 0: Trainer.parts["{part}"] contains what a checkpoint cannot hold: '
     )
@@ -261,12 +272,12 @@ NO_ROOM = """            held = [each.stat().st_size for each in path.parent.glo
 
 def test_an_error_of_the_disk_costs_no_older_checkpoint(tmp_path: Path, data: dict) -> None:
     """Where room is not what lacks, nothing is gained by removing some."""
-    error = """            if "step" in name and list(path.parent.glob("step_*8.pt")):
+    error = """            if "step" in temporary_name and list(path.parent.glob("step_*8.pt")):
                 raise OSError(5, "Input/output error")
             file.write(data)
 """
     run = Live(tmp_path, 0, {"            file.write(data)\n": error}, **data).finish()
-    assert run.checkpoints() == [4, 8]
+    assert run.checkpoint_steps() == [4, 8]
     assert run.text.count(": Input/output error") == 3
 
 
@@ -276,7 +287,7 @@ def test_the_newest_checkpoint_has_the_room(tmp_path: Path, data: dict, keep: in
     edits = {"            file.write(data)\n": NO_ROOM}
     run = Live(tmp_path, 0, edits, **data | {"CHECKPOINT_KEEP": keep}).finish()
     assert [event["step"] for event in run.events("checkpoint")] == [4, 8, 12, 16, 20]
-    assert run.checkpoints() == ([20] if keep == 1 else [16, 20])
+    assert run.checkpoint_steps() == ([20] if keep == 1 else [16, 20])
     assert "No space" not in run.text
 
 
@@ -289,46 +300,54 @@ def test_memory_that_ends_costs_a_checkpoint(tmp_path: Path, data: dict) -> None
 """
     }
     run = Live(tmp_path, 0, edits, **data).finish()
-    assert run.checkpoints() == [4, 12, 16, 20]
+    assert run.checkpoint_steps() == [4, 12, 16, 20]
     assert (
         run.text.count("WARNING: checkpoints/r/step_00000008.pt could not be saved: [enforce fail")
         == 1
     )
 
 
-def test_a_run_id_that_has_files_is_refused(tmp_path: Path, data: dict, whole: Whole) -> None:
-    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+def test_a_run_id_that_has_files_is_refused(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
+    folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     for gone in ("", "logs"):
         if gone:
             shutil.rmtree(folder / gone)
         run = Live(folder, **data)
-        assert run.end() == [2]
+        assert run.wait_for_exit() == [2]
         words = "RUN_ID=r is taken: logs/r.txt or its checkpoints exist; set another RUN_ID"
-        assert words in run.err and run.checkpoints() == [4, 8, 12, 16, 20]
+        assert words in run.err and run.checkpoint_steps() == [4, 8, 12, 16, 20]
 
 
-def test_an_older_checkpoint_is_refused(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_an_older_checkpoint_is_refused(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """Whatever its name is: the next RESUME=auto would take another one."""
-    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+    folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     path = Path("checkpoints/r/zzz.pt")
     shutil.copy(folder / "checkpoints/r/step_00000008.pt", folder / path)
-    line = refusal(folder, **data | {"RESUME": path})
+    line = run_refused(folder, **data | {"RESUME": path})
     assert (
-        f"RESUME={path} of {os.uname().nodename} is of step 8, but RUN_ID=r already has a checkpoint of step 20; "
-        in line
+        f"RESUME={path} of {os.uname().nodename} is of step 8, but RUN_ID=r already has a "
+        "checkpoint of step 20; " in line
     )
     newest = Path("checkpoints/r/best.pt")
     shutil.copy(folder / "checkpoints/r/step_00000020.pt", folder / newest)
-    assert Live(folder, **data | {"RESUME": newest}).finish().artifact() == whole(0).artifact()
+    assert (
+        Live(folder, **data | {"RESUME": newest}).finish().artifact() == reference_run(0).artifact()
+    )
     other = Live(folder, **data | {"RESUME": path, "RUN_ID": "other"}).finish()
-    assert other.artifact() == whole(0).artifact()
+    assert other.artifact() == reference_run(0).artifact()
 
 
-def test_an_empty_newest_checkpoint_is_named(tmp_path: Path, data: dict, whole: Whole) -> None:
+def test_an_empty_newest_checkpoint_is_named(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun
+) -> None:
     """As a crash of a machine may leave it. From step 1 on, older ones would be written over."""
-    folder = shutil.copytree(whole(0).folder, tmp_path / "run")
+    folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     (folder / "checkpoints/r/step_00000020.pt").write_bytes(b"")
-    line = refusal(folder, **data | {"RESUME": "auto"})
+    line = run_refused(folder, **data | {"RESUME": "auto"})
     assert "step_00000020.pt" in line and "empty or cannot be read; set the path" in line
 
 
@@ -342,19 +361,21 @@ NOT_LOADED = {  # a file, and the reason that is given
 
 
 @pytest.mark.parametrize("case", NOT_LOADED)
-def test_a_bad_checkpoint_is_one_line(tmp_path: Path, data: dict, whole: Whole, case: str) -> None:
+def test_a_bad_checkpoint_is_one_line(
+    tmp_path: Path, data: dict, reference_run: ReferenceRun, case: str
+) -> None:
     path = tmp_path / "other.pt"
     if case == "damaged":
-        content = bytearray(whole(0).checkpoint(8).read_bytes())
+        content = bytearray(reference_run(0).checkpoint(8).read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
     elif case == "weights":
-        shutil.copy(whole(0).folder / "final_model.pt", path)
+        shutil.copy(reference_run(0).folder / "final_model.pt", path)
     elif case == "a folder":
         path.mkdir()
     elif case == "command":
         torch.save({"made_of": {}, "held": {}, "step": Command(tmp_path / "executed")}, path)
-    line = refusal(tmp_path / "run", **data | {"RESUME": path})
+    line = run_refused(tmp_path / "run", **data | {"RESUME": path})
     assert line.startswith(f"rank 0: RESUME={path} of {os.uname().nodename}")
     assert NOT_LOADED[case] in line
     remedy = "set another step_<n>.pt and another RUN_ID"

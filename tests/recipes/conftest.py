@@ -1,4 +1,4 @@
-"""Scripts with recipes as modules, and Trainers of them on tiny data."""
+"""Fixtures of the recipes' tests: scripts with recipes as modules, tiny data, and Trainers."""
 
 import itertools
 from collections.abc import Callable
@@ -13,11 +13,12 @@ from running import SimulatedRanks, import_script, make_config, make_log, make_r
 from running import train_gpt as tg
 from tiny import SETTINGS
 
-NUMBERS = itertools.count()  # of runs
+RUN_NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType]:
+    """Return a function that imports train_gpt.py with the named recipes, made only once."""
     folder = tmp_path_factory.mktemp("scripts")
     made: dict[tuple[str, ...], ModuleType] = {(): tg}
 
@@ -33,7 +34,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModuleType
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Documents of bytes, each after a 1, in three training shards."""
+    """Write documents of random bytes, each after a token 1, as train shards and a val shard."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "byte.json").write_text('{"kind": "byte", "offset": 4}', encoding="utf-8")
     random = np.random.default_rng(0)
@@ -46,30 +47,32 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 @pytest.fixture
-def run_of(
+def make_run(
     script: Callable, data: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Makes a Trainer of the root with some recipes, begun as its main does it, without files of a
-    log; more than one rank: (a list of Trainers, the SimulatedRanks that they are)"""
+    """Return a function that makes a Trainer of train_gpt.py with some recipes.
+
+    The Trainer is started as main() does it, but writes no log. For more than one rank, the
+    function returns (a list of Trainers, their SimulatedRanks).
+    """
     monkeypatch.chdir(tmp_path)
 
     def make(names: tuple[str, ...] = (), ranks: int = 1, **settings: object) -> Any:
         module = script(*names)
-        monkeypatch.setattr(
-            module, "KEEP_FLOAT_MAX_NUMEL", 500
-        )  # in so small a model tensors are quantized, too
-        env = SETTINGS | data.env | {"RUN_ID": f"r{next(NUMBERS)}"} | settings
+        # Without this, no tensor of so small a model would be quantized.
+        monkeypatch.setattr(module, "KEEP_FLOAT_MAX_NUMEL", 500)
+        env = SETTINGS | data.env | {"RUN_ID": f"r{next(RUN_NUMBERS)}"} | settings
         config = make_config(module, **env)
-        together = SimulatedRanks(config, ranks, module) if ranks > 1 else None
-        runtimes = together.runtimes if together else [make_runtime(config, trainer=module)]
+        simulated = SimulatedRanks(config, ranks, module) if ranks > 1 else None
+        runtimes = simulated.runtimes if simulated else [make_runtime(config, trainer=module)]
         runs = []
-        for runtime in runtimes:  # one after the other: random numbers are of the process
+        for runtime in runtimes:  # one after the other, because they share one random generator
             faults, data_of_run = module.check_settings(config, {"WORLD_SIZE": "1"})
             assert not faults, faults
             run = module.Trainer(config, runtime, make_log(module), data_of_run)
-            run.log.open = lambda is_new: ""  # it opens nothing, and says so
+            run.log.open = lambda is_new: ""  # opens no file and reports no problem
             module.restore_or_start(run, {}, [])
             runs.append(run)
-        return (runs, together) if together else runs[0]
+        return (runs, simulated) if simulated else runs[0]
 
     return make

@@ -1,4 +1,4 @@
-"""Recipes for a faster step: each is at work when on, and changes results by rounding at most."""
+"""Tests of recipes for a faster step: each has its effect, and results differ by rounding only."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 Run = Callable[..., Any]
-# How far losses and weights may be off when it is on, and whether it is at work.
+# For each recipe: how far losses and weights may differ, and a check that the recipe is active.
 ON = {
     "muon_one_bank": (1e-5, lambda run: len(run.muon.param_groups) == 3),
     "fused_mlp": (0, lambda run: run.model.blocks[0].mlp.fused),
@@ -23,14 +23,14 @@ ON = {
 
 @pytest.fixture(autouse=True)
 def inductor() -> Iterator[Any]:
-    """The compiler's options, which a test may change."""
+    """Give the options of torch's compiler, and restore them after the test."""
     config = importlib.import_module("torch._inductor.config")
     with config.patch(max_autotune=False, coordinate_descent_tuning=False):
         yield config
 
 
-def numbers(run: Any) -> torch.Tensor:
-    """All losses of a run, and all weights at its end."""
+def train_and_collect(run: Any) -> torch.Tensor:
+    """Train; return one vector of all losses and of all weights at the end."""
     run.train()
     events = run.log.events
     losses = [event["train_loss"] for event in events if event["event"] == "step"]
@@ -41,18 +41,20 @@ def numbers(run: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", [*ON, "+".join(ON)])
-def test_on_it_is_the_run_without_it(name: str, run_of: Run) -> None:
-    """To the digit or to rounding: each alone, and all together."""
+def test_recipes_that_are_on_change_results_by_rounding_only(name: str, make_run: Run) -> None:
+    """Each recipe alone, and all recipes together."""
     names = tuple(name.split("+"))
-    plain = numbers(run_of())
-    run = run_of(names, **{one.upper(): 1 for one in names})
+    plain = train_and_collect(make_run())
+    run = make_run(names, **{one.upper(): 1 for one in names})
     bounds = [ON[one][0] for one in names]
-    assert (numbers(run) - plain).abs().max() <= max(bounds)
+    assert (train_and_collect(run) - plain).abs().max() <= max(bounds)
     assert all(ON[one][1](run) for one in names)
 
 
-def test_micro_steps_are_as_few_as_fit(monkeypatch: pytest.MonkeyPatch, script: Run) -> None:
-    """At the defaults one micro-step needs 88 GB: an H200 has that, an H100 half of it."""
+def test_micro_steps_are_as_few_as_fit_into_memory(
+    monkeypatch: pytest.MonkeyPatch, script: Run
+) -> None:
+    """With the default settings one micro-step needs 88 GB; an H200 has more, an H100 has less."""
     module, device = script("fewest_micro_steps"), SimpleNamespace()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: device)
@@ -67,15 +69,15 @@ OPTIONS = {"max_autotune": "max_autotune", "coordinate_descent": "coordinate_des
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_compiler_gets_its_option(name: str, run_of: Run, inductor: Any) -> None:
+def test_the_compiler_gets_its_option(name: str, make_run: Run, inductor: Any) -> None:
     for wanted in (False, True):
-        run = run_of((name,), TORCH_COMPILE=1, **{name.upper(): int(wanted)})
+        run = make_run((name,), TORCH_COMPILE=1, **{name.upper(): int(wanted)})
         assert getattr(inductor, OPTIONS[name]) is wanted and run.model._compiled_call_impl
 
 
 @pytest.fixture
 def interpreted(script: Run, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A script whose kernel Triton's interpreter runs on the CPU, with small tiles."""
+    """Return a script whose kernel is run by Triton's interpreter on the CPU, with small tiles."""
     pytest.importorskip("triton")
     module = script("fused_mlp", "leaky_relu2")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -86,7 +88,7 @@ def interpreted(script: Run, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def mlp_operands(*shape: int, hidden: int) -> list[torch.Tensor]:
-    """x, two weights, and a gradient of the output"""
+    """Return random x, the two weights of an MLP, and a gradient of its output."""
     random = torch.Generator().manual_seed(1)
     width = shape[-1]
     shapes = shape, (hidden, width), (width, hidden)
@@ -96,10 +98,10 @@ def mlp_operands(*shape: int, hidden: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("slope", [0.0, 0.5])
 @pytest.mark.parametrize(("shape", "hidden"), [((2, 33, 20), 52), ((64, 64), 128), ((1, 4), 36)])
-def test_the_fused_mlp_is_the_eager_one(
+def test_the_fused_mlp_equals_the_eager_mlp(
     shape: tuple, hidden: int, slope: float, interpreted: Any
 ) -> None:
-    """In float32; also where rows, columns and depth are no multiples of a tile."""
+    """In float32, and also if rows, columns and depth are not multiples of a tile."""
     *operands, gradient = mlp_operands(*shape, hidden=hidden)
     x, up, down = operands
     fused = interpreted.fused_mlp(x, up, down, slope)[0]
@@ -110,8 +112,8 @@ def test_the_fused_mlp_is_the_eager_one(
         assert (one - other).abs().max() <= 1e-5 * other.abs().max()
 
 
-def test_the_fused_mlp_keeps_the_rules_of_operators(interpreted: Any) -> None:
-    """What torch.compile relies on: shapes, no hidden writes, gradients by autograd."""
+def test_the_fused_mlp_is_a_valid_custom_operator(interpreted: Any) -> None:
+    """torch.compile relies on shapes, on no hidden writes, and on gradients by autograd."""
     x, up, down, gradient = mlp_operands(2, 8, 12, hidden=16)
     hidden = torch.randn(2, 8, 16)
     for operator, operands in (
@@ -124,7 +126,7 @@ def test_the_fused_mlp_keeps_the_rules_of_operators(interpreted: Any) -> None:
 def test_training_uses_the_fused_mlp_and_scores_do_not(
     interpreted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """GPTQ and adapters look at the module of the first product, which only scores run."""
+    """GPTQ and adapters put hooks on the module of the first product; only scores must run it."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     processors = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
@@ -146,7 +148,7 @@ def test_training_uses_the_fused_mlp_and_scores_do_not(
 
 @pytest.mark.parametrize("forward", [True, False])
 def test_the_fused_mlp_compiles_for_an_h100(forward: bool, script: Run) -> None:
-    """With its tile, within the shared memory that a program may have there."""
+    """Its tile fits into the shared memory that a program may use on an H100."""
     triton = pytest.importorskip("triton")
     module = script("fused_mlp", "leaky_relu2")
     rows, columns, depth = module.FUSED_TILE

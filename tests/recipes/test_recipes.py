@@ -1,7 +1,8 @@
-"""Recipes and stacks: each applies, is the root when it is off, and is right when it is on.
+"""Tests of every recipe and stack.
 
-What holds for every recipe (resume, ranks, priming, score, no look-ahead) is proved by the
-functions of tools/verify.py; what each one does is compared with a plain reference here.
+Each one applies, gives the results of train_gpt.py while it is off, and is right when it is on.
+What must hold for every recipe (resume, ranks, warm-up, score, no look-ahead) is checked by
+tools/verify.py. What a single recipe does is compared with a plain reference.
 """
 
 import io
@@ -23,23 +24,24 @@ import verify
 from running import ROOT
 from running import train_gpt as tg
 from tiny import (
+    MODEL_RECIPES,
     SETTINGS,
-    STACK,
-    artifact,
     attend_by_mask,
-    faults,
-    finish,
-    module_of,
-    settings_of,
-    with_random_weights,
+    find_faults,
+    randomize_weights,
+    read_artifact,
+    script_module,
+    settings_for,
+    train_and_export,
 )
 
 Run = Callable[..., Any]
-COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # without effect on a CPU
-STORED = {"brotli", "gptq", "score_first_ttt", "byte_sidecar"}  # the first two: in stacks
+COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # these have no effect on a CPU
+# Recipes that change how a model is stored or scored; brotli and gptq are tested in stacks.
+STORED = {"brotli", "gptq", "score_first_ttt", "byte_sidecar"}
 ALONE = [name for name in recipe.names() if name not in COMPILED | STORED]
 APRIL = [
-    "orthogonal_init", *STACK, "muon_row_norm", "muon_weight_decay", "adam_weight_decay",
+    "orthogonal_init", *MODEL_RECIPES, "muon_row_norm", "muon_weight_decay", "adam_weight_decay",
     "warmdown_share", "ema", "shuffled_order", "sliding_window", "polar_express", "attn_gate",
     "two_lanes", "smear_gate",
 ]  # fmt: skip
@@ -48,7 +50,7 @@ STORE = ["gptq", "brotli", "score_first_ttt", "ema", "sliding_window", "muon_wei
 
 
 @pytest.mark.parametrize("name", recipe.names())
-def test_recipe_applies_with_a_whole_header(name: str, script: Callable) -> None:
+def test_recipe_applies_and_its_header_is_complete(name: str, script: Callable) -> None:
     one = recipe.load(name)
     assert one.field("source") and one.field("effect") and recipe.TODO not in one.header
     assert {*one.not_with} <= {*recipe.names()}
@@ -68,25 +70,25 @@ def test_recipe_applies_with_a_whole_header(name: str, script: Callable) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [*([name] for name in recipe.names()), STORE], ids=" ".join)
-def test_off_it_is_the_root_to_the_digit(names: list[str], run_of: Run) -> None:
+def test_a_recipe_that_is_off_changes_no_digit(names: list[str], make_run: Run) -> None:
     ends = []
     for recipes in names, ():
-        run = run_of(tuple(recipes), WARMDOWN_ITERS=2, WARMUP_STEPS=2)
-        ends.append((finish(run), artifact()))
+        run = make_run(tuple(recipes), WARMDOWN_ITERS=2, WARMUP_STEPS=2)
+        ends.append((train_and_export(run), read_artifact()))
     assert ends[0] == ends[1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # test-time training is tried with every value of the last token
 @pytest.mark.parametrize(
-    "names", [*([name] for name in ALONE), APRIL, ["documents", *STACK]], ids=" ".join
+    "names", [*([name] for name in ALONE), APRIL, ["documents", *MODEL_RECIPES]], ids=" ".join
 )
 def test_verify_finds_no_fault_in_recipes_that_are_on(names: list[str], script: Callable) -> None:
-    """Also on two ranks, and resumed to the bit, from before and after a loop's begin."""
+    """verify.py also runs on two ranks, and resumes from steps before and after loops begin."""
     differs = not {"sliding_window", "document_ttt", "global_sgd"}.isdisjoint(names)
-    settings = settings_of(*names, layers=3)
+    settings = settings_for(*names, layers=3)
     options = {"score_differs": differs}
-    assert faults(script(*names), settings, **options) == []
+    assert find_faults(script(*names), settings, **options) == []
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -98,7 +100,7 @@ def test_a_stack_applies(name: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1500)  # test-time training is tried with every value of the last token
 @pytest.mark.parametrize("name", STACKS)
 def test_verify_finds_no_fault_in_a_stack(name: str, tmp_path: Path) -> None:
-    """Ranks, resume, priming and score; all its settings are defaults of the script."""
+    """All settings of the stack are defaults of the script."""
     script = tmp_path / "frontier.py"
     assert recipe.main(["apply", "--stack", name, "--to", str(script)]) == 0
     tiny = dict(pair.split("=") for pair in recipe.stack(name)["verify"].split())
@@ -108,26 +110,28 @@ def test_verify_finds_no_fault_in_a_stack(name: str, tmp_path: Path) -> None:
 
 
 def test_ema_is_the_average_of_the_weights_after_each_step(
-    run_of: Run, monkeypatch: pytest.MonkeyPatch
+    make_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = run_of(("ema",), EMA_DECAY=0.8, VAL_LOSS_EVERY=3)
+    run = make_run(("ema",), EMA_DECAY=0.8, VAL_LOSS_EVERY=3)
     names = [name for name, _ in run.model.named_parameters()]
     after = [[p.detach().double().clone() for p in run.model.parameters()]]
     step = type(run).train_step
 
-    def noted(run: Any, batches: Any) -> None:
+    def step_and_record(run: Any, batches: Any) -> None:
         step(run, batches)
         after.append([p.detach().double().clone() for p in run.model.parameters()])
 
-    monkeypatch.setattr(type(run), "train_step", noted)
-    finish(run)
+    monkeypatch.setattr(type(run), "train_step", step_and_record)
+    train_and_export(run)
     wanted = after[0]
     for weights in after[1:]:
         wanted = [0.8 * mean + 0.2 * p for mean, p in zip(wanted, weights, strict=True)]
     exported = torch.load("final_model.pt")
     for name, mean, p in zip(names, wanted, after[-1], strict=True):
         torch.testing.assert_close(exported[name].double(), mean, rtol=1e-5, atol=1e-6)
-        assert torch.equal(run.model.get_parameter(name).double(), p), "in checkpoints"
+        assert torch.equal(run.model.get_parameter(name).double(), p), (
+            "the model itself keeps the last weights"
+        )
 
 
 REJECTED = (ROOT / "tests/recipes/rejected.txt").read_text("utf-8").splitlines()[1:]
@@ -135,9 +139,9 @@ REJECTED = (ROOT / "tests/recipes/rejected.txt").read_text("utf-8").splitlines()
 
 @pytest.mark.parametrize("row", REJECTED)
 def test_rejects_settings_that_do_not_fit(
-    row: str, run_of: Run, script: Callable, data: SimpleNamespace
+    row: str, make_run: Run, script: Callable, data: SimpleNamespace
 ) -> None:
-    """In one line, with the remedy."""
+    """The error is one line that says what to do."""
     (name, *settings), words = row.split("|")[0].split(), row.split("|")[1].strip()
     module = script() if name == "root" else script(name)
     given = dict(each.split("=") for each in settings)
@@ -149,13 +153,13 @@ def test_rejects_settings_that_do_not_fit(
         assert len(found) == 1 and words in found[0] and "\n" not in found[0]
     else:
         with pytest.raises(Exception, match=words):
-            run_of((name,), **given).train()
+            make_run((name,), **given).train()
 
 
-def test_int6_has_31_levels_and_keeps_small_rows(run_of: Run) -> None:
-    """Read from the file; with the root's floor rows of small weights had few levels left."""
-    run = run_of(("int6",), INT6_NAMES=".mlp.", MODEL_DIM=64)
-    module = module_of(run)
+def test_int6_has_31_levels_and_keeps_small_rows(make_run: Run) -> None:
+    """With the minimum of train_gpt.py's scales, rows of small weights would use few levels."""
+    run = make_run(("int6",), INT6_NAMES=".mlp.", MODEL_DIM=64)
+    module = script_module(run)
     with torch.no_grad():
         for block in run.model.blocks:
             block.mlp.fc.weight.mul_(0.1)
@@ -164,7 +168,7 @@ def test_int6_has_31_levels_and_keeps_small_rows(run_of: Run) -> None:
     file = torch.load(io.BytesIO(zlib.decompress(data)))
     most = {name: int(q.abs().max()) for name, q in file["quantized"].items()}
     assert [m for name, m in most.items() if ".fc." in name] == [31, 31, 31]
-    assert most["tok_emb.weight"] < 31, "the root's floor, on purpose"
+    assert most["tok_emb.weight"] < 31, "other tensors keep the minimum scale of train_gpt.py"
     unpacked = module.unpack(data, state)
     weight = state["blocks.0.mlp.fc.weight"]
     error = (unpacked["blocks.0.mlp.fc.weight"] - weight).norm() / weight.norm()
@@ -174,12 +178,12 @@ def test_int6_has_31_levels_and_keeps_small_rows(run_of: Run) -> None:
     torch.testing.assert_close(scales, largest / 31, rtol=2e-3, atol=0)
 
 
-def test_lzma_compresses_and_reads_both(run_of: Run) -> None:
-    run = run_of(("lzma",), ARTIFACT_CODEC="lzma")
-    module = module_of(run)
+def test_lzma_compresses_and_reads_lzma_and_zlib(make_run: Run) -> None:
+    run = make_run(("lzma",), ARTIFACT_CODEC="lzma")
+    module = script_module(run)
     state = run.model.state_dict()
     small = module.pack(state, run.config)[0]
-    plain = tg.pack(state, run_of().config)[0]
+    plain = tg.pack(state, make_run().config)[0]
     assert lzma.decompress(small) == zlib.decompress(plain)
     for data in (small, plain):
         both = module.unpack(data, state), tg.unpack(plain, state)
@@ -190,19 +194,21 @@ MODELS = ["bigram_hash", "smear_gate", "partial_rope", "xsa", "leaky_relu2"]
 MODELS += ["attn_gate", "two_lanes", "documents"]
 
 
-def tokens_of(*shape: int) -> torch.Tensor:
+def random_tokens(*shape: int) -> torch.Tensor:
     return torch.randint(4, 260, shape, generator=torch.Generator().manual_seed(4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_it_compiles_as_one_graph(name: str, run_of: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16, as on a GPU. In the place of the kernel of documents is a mask."""
-    run = run_of((name,), **settings_of(name, layers=3))
-    module = module_of(run)
+def test_the_model_compiles_as_one_graph(
+    name: str, make_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, as on a GPU. A mask replaces the attention kernel of `documents`."""
+    run = make_run((name,), **settings_for(name, layers=3))
+    module = script_module(run)
     monkeypatch.setattr(module, "attend_one_by_one", attend_by_mask, raising=False)
-    model = with_random_weights(SimpleNamespace(model=module.GPT(run.config, torch.bfloat16)))
-    tokens = tokens_of(2, 32)
+    model = randomize_weights(SimpleNamespace(model=module.GPT(run.config, torch.bfloat16)))
+    tokens = random_tokens(2, 32)
     with torch.no_grad():
         eager = model(tokens, tokens)
     torch._dynamo.reset()
@@ -211,26 +217,26 @@ def test_it_compiles_as_one_graph(name: str, run_of: Run, monkeypatch: pytest.Mo
         assert torch.equal(compiled(tokens, tokens), eager)
 
 
-def test_longer_rows_double_in_equal_parts_and_are_those_of_the_shards(
-    run_of: Run, data: SimpleNamespace
+def test_longer_rows_double_at_equal_intervals_and_equal_the_shards(
+    make_run: Run, data: SimpleNamespace
 ) -> None:
     settings = {"SHORT_ROW_LEN": 8, "SHORT_ROW_SHARE": 0.6, "ITERATIONS": 10, "WARMUP_STEPS": 3}
-    run = run_of(("longer_rows",), **settings)
+    run = make_run(("longer_rows",), **settings)
     seen = []
     run.model.register_forward_pre_hook(lambda _, inputs: seen.append([t.clone() for t in inputs]))
     run.train()
     shapes = [tuple(x.shape) for x, _ in seen[: 4 * 13 : 4]]  # 4 micro-steps
-    assert shapes[:3] == [(64, 8), (32, 16), (16, 32)], "each length is primed"
+    assert shapes[:3] == [(64, 8), (32, 16), (16, 32)], "the warm-up steps run every length"
     assert shapes[3:] == 3 * [(64, 8)] + 3 * [(32, 16)] + 4 * [(16, 32)]
-    x, y = seen[12]  # the first micro-step that counts: two spans of 257 tokens
+    x, y = seen[12]  # the first micro-step after the warm-up: two spans of 257 tokens
     for half in range(2):
         span = torch.from_numpy(data.train[257 * half : 257 * half + 257].astype(np.int64))
         assert torch.equal(x[32 * half : 32 * half + 32].flatten(), span[:-1])
         assert torch.equal(y[32 * half : 32 * half + 32].flatten(), span[1:])
 
 
-def batches_of(run: Any, steps: int) -> list[torch.Tensor]:
-    """The rows (x and the last y) of the next steps' batches of one rank."""
+def read_rows(run: Any, steps: int) -> list[torch.Tensor]:
+    """Return the sequences (x and the last y) of one rank's batches in the next steps."""
     rows = []
     with tg.closing(run.batches()) as batches:
         for batch in itertools.islice(batches, steps * run.runtime.micro_steps):
@@ -238,22 +244,24 @@ def batches_of(run: Any, steps: int) -> list[torch.Tensor]:
     return rows
 
 
-def test_shuffled_order_reads_every_span_once_per_epoch(run_of: Run, data: SimpleNamespace) -> None:
-    run = run_of(("shuffled_order",), SHUFFLE_SPANS=1)
+def test_shuffled_order_reads_every_span_once_per_epoch(
+    make_run: Run, data: SimpleNamespace
+) -> None:
+    run = make_run(("shuffled_order",), SHUFFLE_SPANS=1)
     spans = len(data.train) // 257  # of 256 targets
     steps = 2 * spans // 8 - 1
-    rows = torch.cat(batches_of(run, steps)).unflatten(0, (-1, 8))  # (spans, rows, tokens)
+    rows = torch.cat(read_rows(run, steps)).unflatten(0, (-1, 8))  # (spans, rows, tokens)
     drawn = torch.cat((rows[:, :, :-1].flatten(1), rows[:, -1, -1:]), dim=1).tolist()
     plain = data.train[: 257 * spans].reshape(-1, 257).tolist()
     assert sorted(drawn[:spans]) == sorted(plain) and drawn[:spans] != plain
     second = drawn[spans:]
     assert all(span in plain for span in second) and second != drawn[: len(second)]
-    other = run_of(("shuffled_order",), SHUFFLE_SPANS=1, SEED=2)
-    assert not torch.equal(batches_of(other, 1)[0], batches_of(run, 1)[0])
+    other = make_run(("shuffled_order",), SHUFFLE_SPANS=1, SEED=2)
+    assert not torch.equal(read_rows(other, 1)[0], read_rows(run, 1)[0])
 
 
-def test_document_rows_begin_documents(run_of: Run, data: SimpleNamespace) -> None:
-    run = run_of(("document_rows",), ROW_START_TOKEN=1)
+def test_document_rows_begin_documents(make_run: Run, data: SimpleNamespace) -> None:
+    run = make_run(("document_rows",), ROW_START_TOKEN=1)
     starts, at = [], 0
     while at + 32 < len(data.train):
         found = data.train[at] == 1
@@ -261,20 +269,20 @@ def test_document_rows_begin_documents(run_of: Run, data: SimpleNamespace) -> No
         at += 32 if found else 1
     assert run.shards.starts.tolist() == starts
     steps = len(starts) // 64 + 2  # into the next epoch
-    rows = torch.cat(batches_of(run, steps)).numpy()
+    rows = torch.cat(read_rows(run, steps)).numpy()
     for number, row in enumerate(rows):
         start = starts[number % len(starts)]
         assert row[0] == 1 and row.tolist() == data.train[start : start + 33].tolist()
 
 
 @pytest.mark.parametrize("name", ["shuffled_order", "document_rows"])
-def test_an_order_of_complete_shards_refuses_a_growing_set(
-    name: str, run_of: Run, data: SimpleNamespace
+def test_an_order_that_needs_all_shards_refuses_a_growing_data_set(
+    name: str, make_run: Run, data: SimpleNamespace
 ) -> None:
     producing = data.folder / ".producing"
     producing.write_text('{"val_complete": true}', encoding="utf-8")
     try:
         with pytest.raises(Exception, match="is being made: wait"):
-            run_of((name,), **settings_of(name))
+            make_run((name,), **settings_for(name))
     finally:
         producing.unlink()

@@ -1,6 +1,7 @@
-"""Recipes of the records of April 2026 that store and score: each against a plain reference.
+"""Tests of recipes from the records of April 2026 that change how a model is stored or scored.
 
-The references are written from what the records of 2026-04-05 and 2026-04-09 do, in words.
+Each recipe is compared with a plain reference. The references were written from a description of
+what the records of 2026-04-05 and 2026-04-09 do.
 """
 
 import itertools
@@ -15,11 +16,11 @@ import pytest
 import recipe
 import torch
 from running import SMALL_MODEL, make_config
-from tiny import artifact, everywhere, finish, module_of
+from tiny import call_on_all_ranks, read_artifact, script_module, train_and_export
 from torch import Tensor
 from torch.nn import functional as F
 
-# Validation has 13 rows of 32: four chunks of 3 rows and one of 1 row.
+# The validation set has 13 sequences of 32 tokens: four chunks of 3 sequences and one of 1.
 SETTINGS = {"TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 256, "ITERATIONS": 4, "MATRIX_LR": 0.2}
 SETTINGS |= {"WARMDOWN_ITERS": 5, "VAL_TOKENS": 13 * 32 + 1, "VOCAB_SIZE": 260}
 GPTQ = {"GPTQ_BATCHES": 6, "MATRIX_CLIP_SIGMAS": 3, "EMBED_CLIP_SIGMAS": 4, "EMBED_BITS": 7}
@@ -28,42 +29,49 @@ TTT = {"EVAL_STRIDE": 8, "TTT_EPOCHS": 2, "TTT_CHUNK_TOKENS": 96, "TTT_LR": 0.5}
 
 
 @pytest.fixture
-def trainer(run_of: Callable) -> Callable:
+def trainer(make_run: Callable) -> Callable:
+    """Return a function that makes a Trainer with recipes and with the SETTINGS above."""
 
     def make(*names: str, ranks: int = 1, **settings: Any) -> Any:
         settings = SETTINGS | {"GRAD_ACCUM_STEPS": 2 // ranks} | settings
-        return run_of(names, ranks=ranks, **settings)
+        return make_run(names, ranks=ranks, **settings)
 
     return make
 
 
 @pytest.mark.parametrize("on", [GPTQ, TTT], ids=["gptq", "ttt"])
 def test_a_signal_of_one_rank_ends_the_export_of_all(on: dict, trainer: Callable) -> None:
-    """It comes with a batch of gptq, or in the first step on what was scored. The weights are those
-    of the last step then: a checkpoint is written, and RESUME repeats the export."""
-    runs, together = trainer("gptq", "score_first_ttt", "ema", ranks=2, **on, EMA_DECAY=0.8)
+    """The signal comes with a batch of GPTQ, or in the first step of test-time training.
 
-    def tell(*_: Any) -> None:
+    The model then has the weights of the last training step again, so that a checkpoint can be
+    written, and RESUME repeats the export.
+    """
+    runs, simulated = trainer("gptq", "score_first_ttt", "ema", ranks=2, **on, EMA_DECAY=0.8)
+
+    def send_signal(*_: Any) -> None:
         if on is GPTQ or torch.is_grad_enabled():
             runs[1].runtime.signum = 15
 
-    runs[1].model.blocks[0].register_forward_pre_hook(tell)
+    runs[1].model.blocks[0].register_forward_pre_hook(send_signal)
 
     def export(run: Any) -> bool:
         before = [p.detach().clone() for p in run.model.parameters()]
         with torch.no_grad():
             for mean in run.average.parameters():
                 mean += 1
-        with pytest.raises(module_of(run).HaltError):
+        with pytest.raises(script_module(run).HaltError):
             run.export_and_score()
         return all(map(torch.equal, before, run.model.parameters()))
 
-    assert everywhere((runs, together), export)[1] == [True, True]
-    assert together.sums[0] == together.sums[1]
+    assert call_on_all_ranks((runs, simulated), export)[1] == [True, True]
+    assert simulated.sums[0] == simulated.sums[1]
 
 
 def reference_gptq(weight: Tensor, hessian: Tensor, levels: int, sigmas: float) -> tuple:
-    """One column after the other, in float64, without blocks and without a new order in memory."""
+    """Round column by column in float64, without blocks and without reordering in memory.
+
+    Return (int8 integers, float16 scales of the rows).
+    """
     w, hessian = weight.double(), hessian.double()
     rows, columns = w.shape
     diagonal = [float(hessian[j, j]) or 1.0 for j in range(columns)]
@@ -89,30 +97,30 @@ def reference_gptq(weight: Tensor, hessian: Tensor, levels: int, sigmas: float) 
 
 
 @pytest.mark.parametrize(("levels", "sigmas"), [(31, 12.85), (127, 20.0), (7, 3.0), (1, 1.5)])
-def test_gptq_rounds_as_the_plain_loop_does(levels: int, sigmas: float, script: Callable) -> None:
+def test_gptq_equals_a_plain_loop(levels: int, sigmas: float, script: Callable) -> None:
     random = torch.Generator().manual_seed(levels)
     weight = 0.02 * torch.randn(24, 300, generator=random)
     weight[3] = 0.0
-    weight[4] = 1e-9  # below float16's least number
+    weight[4] = 1e-9  # below the smallest float16 number
     inputs = torch.randn(500, 300, generator=random) @ torch.randn(300, 300, generator=random)
     inputs[:, [5, 200]] = 0.0
-    inputs /= 400  # so that the diagonal is about 1, as that of columns without inputs
+    inputs /= 400  # the diagonal is about 1, which is also the value for columns without inputs
     q, scale = script("gptq").gptq(weight, inputs.T @ inputs, levels, sigmas)
     wanted_q, wanted_scale = reference_gptq(weight, inputs.T @ inputs, levels, sigmas)
     assert torch.equal(scale, wanted_scale) and (scale > 0).all()
     assert int((q != wanted_q).sum()) == 0
     assert not q[:, [5, 200]].any() and not q[3].any()
     plain = (weight / scale[:, None]).round().clamp(-levels, levels)
-    ours, theirs = (((n * scale[:, None] - weight) @ inputs.T).norm() for n in (q, plain))
-    assert ours < 0.9 * theirs  # the error in the outputs is what it makes small
+    error, plain_error = (((n * scale[:, None] - weight) @ inputs.T).norm() for n in (q, plain))
+    assert error < 0.9 * plain_error  # GPTQ makes the error of the outputs small
 
 
-def test_hessians_are_of_the_first_batches_on_any_number_of_ranks(
+def test_hessians_are_those_of_the_first_batches_on_any_number_of_ranks(
     trainer: Callable, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = trainer("gptq", **GPTQ)
-    module = module_of(run)
-    on_two = everywhere(trainer("gptq", ranks=2, **GPTQ), module.collect_hessians)[1]
+    module = script_module(run)
+    on_two = call_on_all_ranks(trainer("gptq", ranks=2, **GPTQ), module.collect_hessians)[1]
     on_one = module.collect_hessians(run)
     assert on_one.keys() == {n for n, p in run.model.named_parameters() if p.numel() > 500}
     wanted = {name: torch.zeros(h.shape, dtype=torch.float64) for name, h in on_one.items()}
@@ -121,7 +129,7 @@ def test_hessians_are_of_the_first_batches_on_any_number_of_ranks(
     blocks = itertools.cycle(range(run.config.num_layers))
 
     def linear(x: Tensor, weight: Tensor) -> Tensor:
-        found = [names.get(weight.data_ptr())]  # of all but the scaled ones: proj
+        found = [names.get(weight.data_ptr())]  # None for proj, whose weight is scaled before use
         if found == [None] and len(weight) == 32 + 2 * 16:  # queries, keys and values
             number = next(blocks)
             found = [f"blocks.{number}.attn.c_{each}.weight" for each in "qkv"]
@@ -130,7 +138,7 @@ def test_hessians_are_of_the_first_batches_on_any_number_of_ranks(
         return torch._C._nn.linear(x, weight)
 
     monkeypatch.setattr(F, "linear", linear)
-    starts = range(0, 6 * 256 + 24, 65)  # spans of 2 rows: 6 batches are 24 of them
+    starts = range(0, 6 * 256 + 24, 65)  # spans of 2 sequences; 6 batches are 24 spans
     for start in starts[:24]:
         tokens = torch.from_numpy(data.train[start : start + 64].astype(np.int64))
         run.model.logits(tokens.view(2, 32))
@@ -142,11 +150,11 @@ def test_hessians_are_of_the_first_batches_on_any_number_of_ranks(
 
 def test_the_artifact_holds_the_rounded_average(trainer: Callable) -> None:
     run = trainer("gptq", "ema", **GPTQ, EMA_DECAY=0.8)
-    module = module_of(run)
-    finish(run)
+    module = script_module(run)
+    train_and_export(run)
     run.swap_average()
     state = run.model.state_dict()
-    stored = module.unpack(artifact(), state)
+    stored = module.unpack(read_artifact(), state)
     hessians = module.collect_hessians(run)
     assert len(hessians) == 19
     for name, hessian in hessians.items():
@@ -157,21 +165,21 @@ def test_the_artifact_holds_the_rounded_average(trainer: Callable) -> None:
     assert "\ngptq: 19 matrices, 6 bits (head: 7), mean error" in "\n".join(run.log.lines)
 
 
-def test_a_matrix_without_inputs_is_stored_as_in_the_root(
+def test_a_matrix_without_inputs_is_stored_as_without_gptq(
     trainer: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be one that an edit multiplies elsewhere."""
+    """An edit may use such a matrix outside of its module."""
     run = trainer("gptq", **GPTQ)
-    module, name = module_of(run), "blocks.0.attn.c_v.weight"
+    module, name = script_module(run), "blocks.0.attn.c_v.weight"
     modules = module.input_modules(run.model) | {name: torch.nn.Identity()}
     monkeypatch.setattr(module, "input_modules", lambda model: modules)
-    finish(run)
-    stored = module.unpack(artifact(), run.model.state_dict())
+    train_and_export(run)
+    stored = module.unpack(read_artifact(), run.model.state_dict())
     expected = module.dequantize(*module.quantize(run.model.get_parameter(name)))
     assert torch.equal(stored[name], expected) and expected.any()
 
 
-def test_the_reserve_is_taken_off_the_cap(script: Callable, trainer: Callable) -> None:
+def test_the_reserve_is_subtracted_from_the_time_limit(script: Callable, trainer: Callable) -> None:
     module = script("gptq")
     settings = {"MAX_WALLCLOCK_SECONDS": 600, "ITERATIONS": 1000, "WARMDOWN_ITERS": 100}
     reserve = {"GPTQ_BATCHES": 6, "GPTQ_RESERVE_SECONDS": 100}
@@ -191,12 +199,12 @@ def test_the_reserve_is_taken_off_the_cap(script: Callable, trainer: Callable) -
 def test_gptq_that_takes_longer_than_its_reserve_is_one_warning(trainer: Callable) -> None:
     for reserve, warnings in (0, 1), (500, 0):
         run = trainer("gptq", **GPTQ, MAX_WALLCLOCK_SECONDS=600, GPTQ_RESERVE_SECONDS=reserve)
-        module_of(run).quantize_by_inputs(run, run.model.state_dict())
-        told = [line for line in run.log.lines if line.startswith("WARNING: GPTQ_RESERVE")]
-        assert len(told) == warnings
+        script_module(run).quantize_by_inputs(run, run.model.state_dict())
+        warned = [line for line in run.log.lines if line.startswith("WARNING: GPTQ_RESERVE")]
+        assert len(warned) == warnings
 
 
-def test_brotli_gives_back_every_byte(script: Callable, trainer: Callable) -> None:
+def test_brotli_restores_every_byte(script: Callable, trainer: Callable) -> None:
     pytest.importorskip("brotli")
     module = script("brotli")
     for length in 0, 1, 2, 7, 100_001:
@@ -205,8 +213,8 @@ def test_brotli_gives_back_every_byte(script: Callable, trainer: Callable) -> No
     ends = []
     for on in 0, 1:
         run = trainer("brotli", ARTIFACT_BROTLI=on)
-        finish(run)
-        ends.append((len(artifact()), module.unpack(artifact(), run.model.state_dict())))
+        train_and_export(run)
+        ends.append((len(read_artifact()), module.unpack(read_artifact(), run.model.state_dict())))
     (plain, weights), (small, others) = ends
     assert small < plain and all(torch.equal(t, weights[name]) for name, t in others.items())
 
@@ -226,7 +234,10 @@ def test_without_brotli_nothing_starts(
 
 
 def reference_nats(model: Any, tokens: Tensor, stride: int, settings: dict) -> Tensor:
-    """The nats of each target of whole rows: one window after the other, steps in between."""
+    """Return the nats of each target that is in a full sequence, as float64 (targets,).
+
+    The windows are scored one after the other, with the steps of training in between.
+    """
     length, size = 32, settings["TTT_CHUNK_TOKENS"]
     total = (len(tokens) - 1) // length * length
     nats = torch.full((total,), math.nan, dtype=torch.float64)
@@ -262,31 +273,35 @@ def reference_nats(model: Any, tokens: Tensor, stride: int, settings: dict) -> T
     [{}, {"TTT_EPOCHS": 3, "EVAL_STRIDE": 32}, {"TTT_CHUNK_TOKENS": 32}, {"TTT_EPOCHS": 0}],
     ids=str,
 )
-def test_scores_first_as_the_plain_loop_does(
+def test_scores_equal_a_plain_loop(
     settings: dict, ranks: int, trainer: Callable, data: SimpleNamespace
 ) -> None:
     settings = TTT | settings
-    runs, ends = everywhere(trainer("score_first_ttt", ranks=ranks, **settings), finish)
-    module = module_of(runs[0])
+    runs, ends = call_on_all_ranks(
+        trainer("score_first_ttt", ranks=ranks, **settings), train_and_export
+    )
+    module = script_module(runs[0])
     model = module.GPT(runs[0].config, torch.float32)
-    model.load_state_dict(module.unpack(artifact(), model.state_dict()))
+    model.load_state_dict(module.unpack(read_artifact(), model.state_dict()))
     tokens = torch.from_numpy(data.val[: SETTINGS["VAL_TOKENS"]].astype(np.int64))
     wanted = float(reference_nats(model, tokens, settings["EVAL_STRIDE"], settings).mean())
     bits = wanted / math.log(2) * 13 * 32 / (data.val[1 : 13 * 32 + 1] >= 4).sum()
     for _, score in ends:
         assert score == pytest.approx((wanted, bits), rel=2e-7)
-    # Files and checkpoint hold the weights from before.
+    # Files and checkpoint hold the weights from before the test-time training.
     state = torch.load("final_model.pt")
     held = torch.load(f"checkpoints/{runs[0].config.run_id}/step_00000004.pt")["parts"]["model"]
     for name, t in runs[0].model.state_dict().items():
         assert torch.equal(t, state[name]) and torch.equal(t, held[name])
-    apart = abs(wanted - finish(trainer("score_first_ttt", EVAL_STRIDE=8))[1][0]) > 1e-4
-    assert apart == (settings["TTT_EPOCHS"] > 0)
+    scores_differ = (
+        abs(wanted - train_and_export(trainer("score_first_ttt", EVAL_STRIDE=8))[1][0]) > 1e-4
+    )
+    assert scores_differ == (settings["TTT_EPOCHS"] > 0)
 
 
-def test_without_steps_it_is_sliding_window(trainer: Callable) -> None:
+def test_without_steps_the_score_is_that_of_sliding_window(trainer: Callable) -> None:
     root = recipe.TRAINER.read_text(encoding="utf-8")
     alone, sliding = recipe.load("score_first_ttt"), recipe.load("sliding_window")
     assert recipe.combined(root, [alone]) == recipe.combined(root, [sliding, alone])
-    ends = [finish(trainer(r.name, EVAL_STRIDE=8)) for r in (alone, sliding)]
-    assert ends[0] == ends[1] and ends[0][1] != finish(trainer())[1]
+    ends = [train_and_export(trainer(r.name, EVAL_STRIDE=8)) for r in (alone, sliding)]
+    assert ends[0] == ends[1] and ends[0][1] != train_and_export(trainer())[1]

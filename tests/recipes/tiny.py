@@ -1,4 +1,4 @@
-"""What switches recipes on in a tiny model, and what comes out of a run."""
+"""Helpers of the recipes' tests: settings that switch recipes on in a tiny model, and results."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 SETTINGS = SMALL_MODEL | {"NUM_LAYERS": 3, "VOCAB_SIZE": 260, "ITERATIONS": 6, "WARMDOWN_ITERS": 0}
 SETTINGS |= {"VAL_LOSS_EVERY": 0, "VAL_BATCH_SIZE": 2048, "GRAD_ACCUM_STEPS": 4, "VAL_TOKENS": 600}
 LORA = {"LORA_RANK": 3, "LORA_LR": 0.02, "LORA_CHUNK": 8, "LORA_BATCH": 3}
-# In a model of five layers, where the header's values do not fit.
+# Settings for a model of five layers, of recipes whose header has values that do not fit it.
 ON = {
     "orthogonal_init": {"ORTHOGONAL_INIT": 1, "MODEL_DIM": 64},
     "parallel_residuals": {"PARALLEL_START": 3},
@@ -39,13 +39,13 @@ ON = {
     "global_sgd": LORA
     | {"SGD_DOCS": 30, "SGD_PHASES": 2, "SGD_MARGIN": 3, "SGD_CHUNK": 64, "SGD_LR": 0.3},
 }
-STACK = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
-STACK += ["leaky_relu2"]
+MODEL_RECIPES = ["layer_scale", "parallel_residuals", "skip_gates", "loop", "xsa", "partial_rope"]
+MODEL_RECIPES += ["leaky_relu2"]
 THREE_LAYERS = {"LOOP_END": 1, "PARALLEL_START": 2, "LANES_START": 2}
 
 
-def settings_of(*names: str, layers: int = 5) -> dict[str, Any]:
-    """The settings that switch recipes on."""
+def settings_for(*names: str, layers: int = 5) -> dict[str, Any]:
+    """Return the settings that switch these recipes on in a model of five (or three) layers."""
     found: dict[str, Any] = {}
     for name in names:
         settings = recipe.load(name).settings.items()
@@ -53,24 +53,25 @@ def settings_of(*names: str, layers: int = 5) -> dict[str, Any]:
     return found | {n: v for n, v in THREE_LAYERS.items() if n in found and layers == 3}
 
 
-def faults(module: ModuleType, settings: dict, **options: Any) -> list[tuple[str, str, str]]:
-    """Those that verify.py finds in a script with recipes."""
+def find_faults(module: ModuleType, settings: dict, **options: Any) -> list[tuple[str, str, str]]:
+    """Return the FAULT verdicts of verify.py for a script with recipes."""
     found = list(verify.verdicts(module.__file__, settings, **options))
     assert {name for name, _, _ in found} >= {"resume", "ranks", "replicas", "trained"}
     return [row for row in found if row[1] == "FAULT"]
 
 
-def module_of(run: Any) -> Any:
+def script_module(run: Any) -> Any:
+    """Return the module of the script that a Trainer belongs to."""
     return sys.modules[type(run).__module__]
 
 
-def artifact() -> bytes:
-    """Of the last run."""
+def read_artifact() -> bytes:
+    """Return the bytes of the artifact that the last run wrote."""
     return Path("final_model.int8.ptz").read_bytes()
 
 
-def finish(run: Any) -> tuple[list, list]:
-    """Trains and exports; (losses and checksums, score in nats and in bits per byte)"""
+def train_and_export(run: Any) -> tuple[list, list]:
+    """Train and export; return ([(loss, data_crc) of each step], (nats, bits per byte))."""
     run.train()
     run.export_and_score()
     events = run.log.events
@@ -79,8 +80,8 @@ def finish(run: Any) -> tuple[list, list]:
     return steps, score
 
 
-def with_random_weights(run: Any) -> nn.Module:
-    """The run's model, of which every part has an effect."""
+def randomize_weights(run: Any) -> nn.Module:
+    """Give every parameter random values, so that every part has an effect; return the model."""
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in run.model.parameters():
@@ -88,15 +89,18 @@ def with_random_weights(run: Any) -> nn.Module:
     return run.model
 
 
-def everywhere(runs: Any, work: Any) -> tuple[list[Any], list[Any]]:
-    """(the Trainers of a `run_of`, what `work` returns for each: on all ranks at once)"""
+def call_on_all_ranks(runs: Any, work: Any) -> tuple[list[Any], list[Any]]:
+    """Call `work` for each Trainer that make_run returned, on all ranks at once.
+
+    Return (the Trainers, the results of `work`).
+    """
     if not isinstance(runs, tuple):
         return [runs], [work(runs)]
     return runs[0], runs[1].run(lambda rank: work(runs[0][rank]))
 
 
 def attend_by_mask(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int) -> Tensor:
-    """In the place of a loop over segments, or of its kernel."""
+    """Compute attention inside segments with a mask: a stand-in for a loop or for the kernel."""
     place = torch.arange(len(q))
     segment = torch.bucketize(place, ends, right=True)
     mask = (segment[:, None] == segment) & (place[:, None] >= place)

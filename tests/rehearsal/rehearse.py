@@ -1,10 +1,12 @@
-"""Rehearses train_gpt.py and the stacks at their own sizes, and says what each stage took.
+"""Rehearse train_gpt.py and the stacks with their own data sizes; print how long each stage took.
 
     python3 tests/rehearsal/rehearse.py                    all of them, narrow, on 2 ranks
-    python3 tests/rehearsal/rehearse.py caseops SEED=3     one of them, with another setting
-    python3 tests/rehearsal/rehearse.py --full-width sp8192    the bytes of what is submitted
+    python3 tests/rehearsal/rehearse.py caseops SEED=3     one stack, with another setting
+    python3 tests/rehearsal/rehearse.py --full-width sp8192    the size of the submission in bytes
 
-It takes minutes and 1.2 GB of memory (--full-width: 4 GB). Exit code: 1 where something is wrong.
+The arithmetic of the model is replaced by stand-ins (stand_in.py), and the shards are those of
+real_size.py. A rehearsal takes minutes and 1.2 GB of memory (--full-width: 4 GB). The exit code is
+1 if something is wrong.
 """
 
 import io
@@ -25,7 +27,7 @@ from packed import pack  # noqa: E402
 from running import Run, clean_environment, torchrun  # noqa: E402
 from samples import SIZE_LIMIT_BYTES  # noqa: E402
 
-# What is rehearsed, and the kind of its data.
+# The scripts that are rehearsed ("root" is train_gpt.py), and the kind of their data.
 CASES = {"root": "sp1024", "baseline_plus": "sp1024", "sp8192": "sp8192", "sp8192_ttt": "sp8192"}
 CASES |= {"caseops": "caseops"}
 COMMON = {"MAX_WALLCLOCK_SECONDS": 0, "RUN_ID": "rehearsal"}
@@ -34,12 +36,15 @@ FULL_WIDTH = {"ITERATIONS": 0, "WARMUP_STEPS": 0, "VAL_TOKENS": 300_000}
 
 
 class Rehearsal(NamedTuple):
+    """The result of a rehearsal."""
+
     faults: list[str]
-    stages: list[dict[str, Any]]  # what each took
-    total: int = 0  # bytes of the packed script and the artifact
+    stages: list[dict[str, Any]]  # of each stage: name, size, seconds, MiB
+    total: int = 0  # bytes of the packed script and the artifact together
 
 
-def script_of(name: str) -> str:
+def build_script(name: str) -> str:
+    """Return the text of train_gpt.py ("root") or of a stack."""
     root = recipe.TRAINER.read_text(encoding="utf-8")
     if name == "root":
         return root
@@ -49,56 +54,61 @@ def script_of(name: str) -> str:
 
 
 def run(script: Path, ranks: int, settings: dict[str, Any]) -> list[str]:
-    """Runs the script on so many ranks; returns what it says if it fails."""
+    """Run the script on so many ranks; return its error lines, or an empty list."""
     words = [str(script), *(f"{name}={value}" for name, value in settings.items())]
     command = [*torchrun(HERE / "stand_in.py", ranks), *words]
     options = {"cwd": script.parent, "env": clean_environment(), "text": True}
     done = subprocess.run(command, **options, capture_output=True)
     lines = done.stderr.splitlines()
-    said = [line for line in lines if line.startswith(("train_gpt.py:", "AssertionError"))]
-    return (said or lines[-1:]) if done.returncode else []
+    errors = [line for line in lines if line.startswith(("train_gpt.py:", "AssertionError"))]
+    return (errors or lines[-1:]) if done.returncode else []
 
 
-def wrong_scores(kind: str, folder: Path) -> list[str]:
-    """The last ones of a log, if they are not what the shards say, to the last digits."""
+def find_wrong_scores(kind: str, folder: Path) -> list[str]:
+    """Return a line for each last score of a log that is not the one computed from the shards."""
     log = Run(folder)
     config = log.events("config")[-1]
     row = config["train_seq_len"]
-    last_row = 1 if config.get("lora_rank") else row  # of documents, all targets are scored
+    last_row = (
+        1 if config.get("lora_rank") else row
+    )  # a script that scores documents scores all targets
     faults = []
     for name, length in (("validation", row), ("score", last_row)):
         last = log.events(name)[-1]
         found = last["val_loss"], last["val_bpb"]
-        wanted = real_size.score(kind, folder / "data", length, config["val_tokens"])
+        wanted = real_size.expected_score(kind, folder / "data", length, config["val_tokens"])
         if any(abs(one - other) > 1e-11 for one, other in zip(found, wanted, strict=True)):
             faults.append(f"{name}: nats and bits {found}, computed from the shards {wanted}")
     return faults
 
 
-def package_faults(folder: Path) -> list[str]:
-    """package.py makes a record's folder, which check.py accepts."""
+def find_package_faults(folder: Path) -> list[str]:
+    """Return the errors if package.py does not make a folder that check.py accepts."""
     options = {"--track": "track_non_record_16mb", "--name": "Rehearsal", "--author": "A"}
     options |= {"--github-id": "a", "--description": "At its own size"}
     words = [str(word) for pair in options.items() for word in pair]
-    said = io.StringIO()
+    printed = io.StringIO()
     package.RECORDS = folder
-    with redirect_stdout(said), redirect_stderr(said):
+    with redirect_stdout(printed), redirect_stderr(printed):
         code = package.main([str(folder / "logs" / "rehearsal.txt"), *words])
-    return [f"package.py: {said.getvalue()}"] if code else []
+    return [f"package.py: {printed.getvalue()}"] if code else []
 
 
 def rehearse(name: str, folder: Path, settings: dict[str, Any]) -> Rehearsal:
-    """A run of the root or a stack, a record of it, and a resumed run on one rank. At full width
-    (MODEL_DIM is not among the settings of NARROW), a run without steps on one rank."""
+    """Rehearse train_gpt.py ("root") or a stack.
+
+    With the settings of NARROW, this is a run on two ranks, a record made from it, and a resumed
+    run on one rank. Otherwise (at full width) it is a run without steps on one rank.
+    """
     is_narrow = settings.keys() >= NARROW.keys()
-    given = COMMON | real_size.make(CASES[name], folder / "data") | settings
+    given = COMMON | real_size.write_data(CASES[name], folder / "data") | settings
     script = folder / "packed.py"
-    script.write_bytes(pack(script_of(name).encode()))
+    script.write_bytes(pack(build_script(name).encode()))
     faults = run(script, 2 if is_narrow else 1, given)
     stages = [json.loads(line) for line in (folder / "stages.jsonl").read_text().splitlines()]
     if faults:
         return Rehearsal(faults, stages)
-    faults += wrong_scores(CASES[name], folder)
+    faults += find_wrong_scores(CASES[name], folder)
     [config] = Run(folder).events("config")
     passes = sum(row["stage"] == "SGD" for row in stages)
     if is_narrow and config.get("sgd_docs") and passes != config["sgd_phases"]:
@@ -106,22 +116,24 @@ def rehearse(name: str, folder: Path, settings: dict[str, Any]) -> Rehearsal:
     [sizes] = Run(folder).events("artifact")
     total = sizes["artifact_bytes"] + sizes["code_bytes"]
     if total > SIZE_LIMIT_BYTES:
-        faults.append(f"{total:,} bytes: over the cap of {SIZE_LIMIT_BYTES:,}")
+        faults.append(f"{total:,} bytes are over the size limit of {SIZE_LIMIT_BYTES:,}")
     if is_narrow and not faults:
         more = {"ITERATIONS": 4, "RESUME": "auto", "VAL_TOKENS": 2_000_000}
-        faults += package_faults(folder) + run(script, 1, given | more)
-        faults += wrong_scores(CASES[name], folder)
+        faults += find_package_faults(folder) + run(script, 1, given | more)
+        faults += find_wrong_scores(CASES[name], folder)
         if not any("resumed_from" in event for event in Run(folder).events("checkpoint")):
-            faults.append("RESUME=auto began anew")
+            faults.append("RESUME=auto started from step 1")
     return Rehearsal(faults, stages, total)
 
 
-def show(name: str, done: Rehearsal) -> None:
+def print_stages(name: str, done: Rehearsal) -> None:
+    """Print the table of stages, the size of the submission, and what is wrong."""
     print(f"\n{name:26} {'size':>22} {'seconds':>9} {'MiB':>6}")
     for row in done.stages:
         print("  {stage:24} {size:>22} {s:9.1f} {mib:6}".format_map(row))
     print(
-        f"  packed script and artifact: {done.total:,} bytes, {SIZE_LIMIT_BYTES - done.total:,} left"
+        f"  packed script and artifact: {done.total:,} bytes, "
+        f"{SIZE_LIMIT_BYTES - done.total:,} left"
     )
     print("".join(f"  WRONG: {fault}\n" for fault in done.faults), end="", flush=True)
 
@@ -133,7 +145,7 @@ def main(arguments: list[str]) -> int:
     for name in [word for word in arguments if word in CASES] or [*CASES]:
         with tempfile.TemporaryDirectory(prefix="rehearsal") as folder:
             done = rehearse(name, Path(folder), settings)
-        show(name, done)
+        print_stages(name, done)
         failed = failed or done.faults != []
     return int(failed)
 

@@ -1,9 +1,10 @@
-"""Runs a script as it is, but for the arithmetic of the model that only a GPU can pay for.
+"""Run a script unchanged, except for the model's arithmetic, which would take too long on a CPU.
 
-What is real: settings, shards, readers, plans, the exchange between ranks, checkpoints, packing,
-logs. What is not: logits (of 64 tokens, so that every module is met), losses, the orthogonal
-updates of Muon, low-rank matrices (one number each). A target's nats are 1 + (token % 16) / 16.
-Rank 0 writes what each stage took to stages.jsonl, with its largest memory in MiB.
+Real are the settings, shards, readers, plans, the communication between ranks, checkpoints, packing
+and logs. Replaced by stand-ins are the logits (only of 64 tokens, so that every module is called),
+the losses, the orthogonalization of Muon, and the low-rank matrices (one number each). The loss of
+a target is 1 + (token % 16) / 16 nats. Rank 0 writes to stages.jsonl how long each stage took, and
+its peak memory in MiB.
 """
 
 import functools
@@ -26,7 +27,8 @@ torch, run_class = trainer.torch, trainer.Trainer
 real_logits, make_run, train_run = trainer.GPT.logits, run_class.__init__, run_class.train
 
 
-def note(stage: str, size: str, begun: float) -> None:
+def write_stage(stage: str, size: str, begun: float) -> None:
+    """Append a stage that began at `begun` to stages.jsonl."""
     peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) >> 10
     row = {"stage": stage, "size": size, "s": time.perf_counter() - begun, "mib": peak}
     with open("stages.jsonl", "a", encoding="utf-8") as file:
@@ -34,16 +36,19 @@ def note(stage: str, size: str, begun: float) -> None:
 
 
 def timed(stage: str, owner: Any, name: str, size: Callable[..., str]) -> None:
-    """Notes each call on rank 0 of what the script has by this name. size: a text of its result and
-    arguments"""
+    """Make rank 0 write a stage for each call of the function `name` of the script or a class.
+
+    `size` makes the text of the column "size" from the result and the arguments. A script that does
+    not have the function is left as it is.
+    """
     real = getattr(owner, name, None)
 
     @functools.wraps(real)
     def call(*arguments: Any, **named: Any) -> Any:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak memory
         begun = time.perf_counter()
         result = real(*arguments, **named)
-        note(stage, size(result, *arguments), begun)
+        write_stage(stage, size(result, *arguments), begun)
         return result
 
     if real and os.environ["RANK"] == "0":
@@ -59,7 +64,7 @@ def nats_of(y: Any) -> Any:
 
 
 def forward(model: Any, x: Any, y: Any) -> Any:
-    """The training loss, with gradients of zero"""
+    """Return a training loss whose gradients are zero, after checks of x and y."""
     if segments := getattr(model, "segments", None):
         cos, _ = segments.find(x, model.cos, model.sin, model.dtype)
         assert not cos.isnan().any(), f"{tuple(x.shape)}: more segments than room for them"
@@ -82,8 +87,12 @@ def draw(adapters: Any, documents: int, seed: int) -> Any:
 
 
 def make(run: Any, config: Any, *more: Any) -> None:
-    """Weights are random, also those that begin at zero: an estimate of what packing gives where
-    scales are by row. What is quantized at full width is quantized in a narrow model, too."""
+    """Make a Trainer with random weights, also for tensors that start at zero.
+
+    Random weights give an estimate of the packed size, because every row has a scale of its own.
+    The smallest size of a quantized tensor is lowered in a narrow model, so that the same tensors
+    are quantized as at full width.
+    """
     make_run(run, config, *more)
     trainer.KEEP_FLOAT_MAX_NUMEL = int(trainer.KEEP_FLOAT_MAX_NUMEL * (config.model_dim / 512) ** 2)
     for model in filter(None, (run.model, getattr(run, "average", None))):
@@ -95,11 +104,11 @@ def make(run: Any, config: Any, *more: Any) -> None:
 
 def train(run: Any) -> None:
     if run.runtime.rank == 0:
-        note("start", f"{(bytes_read() - IMPORTED) >> 20} MiB read", BEGUN)
+        write_stage("start", f"{(bytes_read() - IMPORTED) >> 20} MiB read", BEGUN)
     train_run(run)
 
 
-def newest(*_: Any) -> str:
+def newest_checkpoint_size(*_: Any) -> str:
     file = max(Path("checkpoints").rglob("*.pt"), key=os.path.getmtime)
     return f"{file.stat().st_size:,} bytes"
 
@@ -108,12 +117,12 @@ trainer.GPT.forward, trainer.mean_nats, trainer.document_nats = forward, mean_na
 trainer.GPT.logits = lambda model, tokens: real_logits(model, tokens[:1, :64])
 trainer.newton_schulz = lambda x, iterations, dtype, *more: x.to(dtype)
 run_class.__init__, run_class.train = make, train
-timed("priming", trainer, "warm_up", lambda _, run: f"{run.config.warmup_steps} steps")
+timed("warm-up", trainer, "warm_up", lambda _, run: f"{run.config.warmup_steps} steps")
 timed(
     "step", run_class, "train_step", lambda _, run, b: f"{run.config.train_batch_tokens:,} tokens"
 )
-timed("checkpoint", trainer, "save", newest)
-timed("resume", trainer, "resume", newest)
+timed("checkpoint", trainer, "save_checkpoint", newest_checkpoint_size)
+timed("resume", trainer, "resume", newest_checkpoint_size)
 timed("validation", run_class, "validate", lambda _, run: f"{run.validation.targets:,} targets")
 timed("GPTQ", trainer, "quantize_by_inputs", lambda found, *_: f"{len(found)} matrices")
 timed("packing", trainer, "pack", lambda packed, *_: f"{len(packed[0]):,} bytes")

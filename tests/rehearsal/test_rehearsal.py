@@ -1,7 +1,7 @@
-"""The root and every stack at their own sizes: data, plans, readers, packing, records.
+"""Tests of train_gpt.py and all stacks with their own data sizes: plans, readers, packing, records.
 
-A test of three documents proves mathematics. What has a size fails at that size: a batch of 64 long
-documents, the last batch of a split, 16,000,000 bytes.
+Small tests check the mathematics. Other faults appear only at the real sizes: in a batch of 64 long
+documents, in the last batch of the validation set, or at 16,000,000 bytes.
 """
 
 import shutil
@@ -22,7 +22,7 @@ STACKS = {path.stem for path in (ROOT / "records" / "stacks").glob("*.json")}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Of up to 400 MB, which do not stay."""
+    """Give a folder for up to 400 MB of data, which is deleted after the test."""
     yield tmp_path
     shutil.rmtree(tmp_path)
 
@@ -34,40 +34,43 @@ def test_every_stack_is_rehearsed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", rehearse.CASES)
-def test_a_run_at_its_own_size(name: str, folder: Path) -> None:
-    """Narrow, on two ranks: scores are those of the shards, a record is made, RESUME goes on."""
+def test_a_narrow_run_with_its_own_data_sizes(name: str, folder: Path) -> None:
+    """On two ranks: the scores are right, a record can be made, and RESUME continues."""
     assert rehearse.rehearse(name, folder, rehearse.NARROW).faults == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("name", sorted(STACKS - {"baseline_plus"}))
-def test_what_is_submitted_at_full_width_is_within_the_cap(name: str, folder: Path) -> None:
-    """With random weights: scales by row use all levels for them, as for trained ones."""
+def test_a_submission_at_full_width_is_within_the_size_limit(name: str, folder: Path) -> None:
+    """The weights are random. The scales of rows use all levels, as for trained weights."""
     assert rehearse.rehearse(name, folder, rehearse.FULL_WIDTH).faults == []
 
 
 @pytest.fixture(scope="module")
 def caseops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
-    """The stack's module, and what makes its config and data."""
+    """Give the module of the stack caseops, its data, and a function that opens the data."""
     folder = tmp_path_factory.mktemp("caseops")
-    given = real_size.make("caseops", folder)
+    given = real_size.write_data("caseops", folder)
     script = folder / "caseops_of_real_size.py"
-    script.write_text(rehearse.script_of("caseops"))
+    script.write_text(rehearse.build_script("caseops"))
     module = import_script(script)
 
-    def opened(**settings: object) -> tuple[Any, Any]:
+    def open_with(**settings: object) -> tuple[Any, Any]:
         config = make_config(module, **given, **settings)
         return config, module.check_settings(config, {"WORLD_SIZE": "1"})[1]
 
-    yield SimpleNamespace(module=module, opened=opened, folder=folder)
+    yield SimpleNamespace(module=module, open_with=open_with, folder=folder)
     shutil.rmtree(folder)
 
 
 def test_eight_ranks_read_all_documents(caseops: Any) -> None:
-    """All targets of the split and their bytes, once; among them 64 documents of 10,000 to 13,000
-    tokens, which are 400 parts in one batch, and the 16 that are left for the last one."""
-    module, (config, data) = caseops.module, caseops.opened()
+    """Together they read all targets of the validation set and their bytes once.
+
+    One batch has 64 documents of 10,000 to 13,000 tokens, which are 400 parts. The last batch has
+    the 16 documents that are left.
+    """
+    module, (config, data) = caseops.module, caseops.open_with()
     runtime = module.Runtime(config, {})
     run = {"config": config, "runtime": runtime, "log": make_log(module), "phase": nullcontext}
     scorer = module.DocumentTTT(SimpleNamespace(**run, data=data, model=None))

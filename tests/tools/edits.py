@@ -1,11 +1,11 @@
-"""Edits of train_gpt.py, as a competitor makes them: right ones, and mistakes that it says nothing
-about, or only on two ranks.
+"""Edits of train_gpt.py as a participant makes them: correct ones, and mistakes that train_gpt.py
+does not report, or only on two ranks.
 
-They stand in edits_*.txt. Each begins with `== name | what verify.py names | options`. A line of
-the script that an edit stands at has a space in front, or - if it leaves; lines that come before it
-have a <, lines after it (or in its place) a >. `~a => b` changes a part of a line. `%name` is what
-several edits have, `| a => b`: with other words.
-"""
+The edits are in edits_*.txt. An edit begins with `== name | faults that verify.py reports |
+options`. Each further line has a sign in front: a space for a line of the script at which the
+edit is made, `-` for a line that is removed, `<` for a line that is added before, `>` for a line
+that is added after or instead of it. `~a => b` replaces a part of a line. `%name` is an edit of
+edits_parts.txt, which several edits share; `| a => b` after it replaces words in it."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ OPTIONS = {  # of verify.verdicts
 }
 
 
-def edits_of(rows: list[str]) -> Edits:
+def parse_edits(rows: list[str]) -> Edits:
     found: Edits = []
     above = ""
     for row in rows:
@@ -45,7 +45,7 @@ def edits_of(rows: list[str]) -> Edits:
 
 
 def read(kind: str) -> dict[str, tuple[set[str], Edits, dict]]:
-    """{name: (the properties that are named, the edits, options of verify.verdicts)}"""
+    """Return {name: (properties with a fault, the edits, options of verify.verdicts)}."""
     found = {}
     text = Path(__file__).with_name(f"edits_{kind}.txt").read_text("utf-8")
     for section in f"\n{text}".split("\n== ")[1:]:
@@ -53,7 +53,7 @@ def read(kind: str) -> dict[str, tuple[set[str], Edits, dict]]:
         name, *words = title.split(" | ")
         options = OPTIONS[words.pop()] if words and words[-1] in OPTIONS else {}
         rows = [row for row in rows if row and row[0] != "#"]
-        found[name] = {*" ".join(words).split()}, edits_of(rows), options
+        found[name] = {*" ".join(words).split()}, parse_edits(rows), options
     return found
 
 

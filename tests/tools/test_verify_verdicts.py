@@ -1,4 +1,4 @@
-"""tools/verify.py: what it says of runs that are made by hand, without a run of the trainer."""
+"""tools/verify.py: its verdicts on runs that are made by hand, without running the trainer."""
 
 import copy
 import json
@@ -14,20 +14,20 @@ import torch
 import verify
 
 LATE = ["model", "clock", "sum", "scorer", "two-from-step-5", "from-step-5", "from-step-12"]
-FIRST = ["full", "again", "fast-clock", "not-primed", "validated-each-step", "other-validation"]
-FIRST += ["blind", "not-read-ahead", "two-ranks"]
+FIRST = ["full", "again", "fast-clock", "no-warm-up", "validated-each-step", "other-validation"]
+FIRST += ["opposite-results", "not-read-ahead", "two-ranks"]
 FACTS = {
     "nats": 3.0, "targets": 64, "tensors": 2, "counted": [100.0, 64.0], "foreign": [], "kept": [],
     "gaps": {"w": 0.1}, "untrained": [], "unused": [], "shares": [1.0, 0.9],
-    "sight": {"leaks": [], "blind": [], "length": 1024}, "late": [[8, 0.0], [24, 1e-6]],
+    "sight": {"leaks": [], "ignored": [], "length": 1024}, "late": [[8, 0.0], [24, 1e-6]],
     "wide": {"blocks": [], "score": "torch.float32"},
     "batch": {"targets": [32, 32], "loss": 3.0, "mean": 3.0},
 }  # fmt: skip
 STEP = {"crc": 1, "drawn": False, "before": [0, 0, 0], "stepped": [["adam", [0.1]]]}
 
 
-class Made:
-    """What verify.py reads of a run."""
+class FakeRun:
+    """A run that was not made: the attributes and files that verify.py reads."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.error, self.artifact = name, "", b"artifact"
@@ -46,7 +46,7 @@ class Made:
         return dict([*self.losses.items()][-7:]) if self.env else self.losses
 
     def read(self) -> None:
-        """A run reads its files here."""
+        """Do nothing. A real run reads its files here."""
 
     def text(self, name: str) -> str:
         if name.endswith(".jsonl"):
@@ -54,7 +54,7 @@ class Made:
         return json.dumps(self.noted.get(name.removeprefix("notes/").removesuffix("0.json"), {}))
 
 
-def change(run: Made, what: str, value: Any) -> None:
+def change(run: FakeRun, what: str, value: Any) -> None:
     if what in FACTS:
         run.noted["facts"][what] = value
     elif what in STEP or what == "after":
@@ -64,15 +64,15 @@ def change(run: Made, what: str, value: Any) -> None:
 
 
 OTHER_ROWS = {step: (4.0 - 0.01 * step, "others") for step in range(1, 13)}
-ROWS = [  # run, what of it is otherwise, the faults that are named
+ROWS = [  # the run, its attribute that differs, the value, the expected faults
     ("full", "foreign", [], ""),
     ("again", "artifact", b"other", "repeatable"),
     ("again", "losses", OTHER_ROWS, "repeatable"),
     ("fast-clock", "weights", {"w": torch.zeros(2, 2)}, "time"),
-    ("not-primed", "artifact", b"other", "priming"),
+    ("no-warm-up", "artifact", b"other", "warm-up"),
     ("validated-each-step", "artifact", b"other", "validation unseen"),
     ("other-validation", "artifact", b"other", "unseen"),
-    ("blind", "weights", {"v": torch.ones(2, 2)}, "unseen"),
+    ("opposite-results", "weights", {"v": torch.ones(2, 2)}, "unseen"),
     ("not-read-ahead", "losses", OTHER_ROWS, "overlap"),
     ("two-ranks", "error", "RunError: no luck", "replicas resume"),
     ("two-ranks", "scores", (3.0, 2.0), "ranks resume"),
@@ -81,8 +81,8 @@ ROWS = [  # run, what of it is otherwise, the faults that are named
     ("from-step-12", "artifact", b"other", "resume"),
     ("clock", "stepped", [["adam", [-0.1]]], "clock"),
     ("full", "after", [1, 1, 1], "random"),
-    ("model", "sight", {"leaks": [600], "blind": [], "length": 1024}, "look-ahead"),
-    ("model", "sight", {"leaks": [], "blind": [0], "length": 1024}, "own-token"),
+    ("model", "sight", {"leaks": [600], "ignored": [], "length": 1024}, "look-ahead"),
+    ("model", "sight", {"leaks": [], "ignored": [0], "length": 1024}, "own-token"),
     ("model", "gaps", {"w": 1.4}, "stored"),
     ("model", "untrained", ["w"], "trained"),
     ("model", "kept", ["w"], "exported"),
@@ -100,10 +100,10 @@ ROWS = [  # run, what of it is otherwise, the faults that are named
 
 
 @pytest.mark.parametrize(("name", "what", "value", "faults"), ROWS)
-def test_each_difference_is_named(
+def test_each_difference_is_a_fault_of_its_property(
     name: str, what: str, value: Any, faults: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = {each: Made(each, tmp_path) for each in FIRST + LATE}
+    runs = {each: FakeRun(each, tmp_path) for each in FIRST + LATE}
     change(runs[name], what, value)
     monkeypatch.setattr(verify, "first_runs", lambda *_: {each: runs[each] for each in FIRST})
     monkeypatch.setattr(verify, "late_runs", lambda *_: {each: runs[each] for each in LATE})
@@ -115,25 +115,25 @@ def test_each_difference_is_named(
     assert [each for each, kind, _ in found if kind == "FAULT"] == faults.split()
 
 
-def test_without_score_differs_the_score_is_that_of_the_logits(tmp_path: Path) -> None:
+def test_without_score_differs_the_score_must_be_that_of_the_logits(tmp_path: Path) -> None:
     lab = SimpleNamespace(seq_len=32, val_bytes=100, script=Path(__file__))
     for nats, kind in ((3.0, "ok"), (3.001, "FAULT")):
-        rows = verify.score_verdicts(lab, Made("full", tmp_path), FACTS | {"nats": nats}, False)
+        rows = verify.score_verdicts(lab, FakeRun("full", tmp_path), FACTS | {"nats": nats}, False)
         assert next(rows)[:2] == ("score", kind)
 
 
-def test_state_that_is_not_restored_is_named(tmp_path: Path) -> None:
-    full, again, resumed = (Made(name, tmp_path) for name in ("full", "again", "from-step-5"))
+def test_state_that_is_not_restored_is_listed(tmp_path: Path) -> None:
+    full, again, resumed = (FakeRun(name, tmp_path) for name in ("full", "again", "from-step-5"))
     full.noted["values"] = {"Trainer.val_ms": "2.0", "Trainer.count": "12", "model.scale": "None"}
     again.noted["values"] = full.noted["values"] | {"Trainer.val_ms": "3.0"}
     resumed.noted["values"] = again.noted["values"] | {"Trainer.count": "7"}
     resumed.artifact = b"other"
-    text = verify.alike("resume", full, [resumed], again)[2]
-    assert text == "from-step-5 differs: artifact, and in the end Trainer.count (7 for 12)"
+    text = verify.judge_equal("resume", full, [resumed], again)[2]
+    assert text == "from-step-5 differs: artifact, and at the end Trainer.count (7 instead of 12)"
 
 
 class Toy(torch.nn.Module):
-    """Logits of running means of tokens, and from `place` on also of the next token."""
+    """Logits that are sums of the tokens so far and, from `place` on, also use the next token."""
 
     def __init__(self, place: int) -> None:
         super().__init__()
@@ -145,32 +145,32 @@ class Toy(torch.nn.Module):
         return x[..., None] * torch.ones(5)
 
 
-def test_leaks_are_found_from_where_they_begin() -> None:
+def test_leaks_are_found_from_the_position_where_they_begin() -> None:
     x = torch.randint(5, (2, 64), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    assert probes.find_sight(Toy(64), x) == {"leaks": [], "blind": [], "length": 64}
+    assert probes.find_sight(Toy(64), x) == {"leaks": [], "ignored": [], "length": 64}
     found = probes.find_sight(Toy(40), x)
-    assert found["blind"] == [] and 62 in found["leaks"]
+    assert found["ignored"] == [] and 62 in found["leaks"]
     assert min(place % 64 for place in found["leaks"]) >= 40
 
 
-def test_says_that_longer_rows_were_not_looked_at() -> None:
+def test_a_note_says_that_longer_sequences_were_not_checked() -> None:
     sight = FACTS["sight"] | {"short": "TypeError('it needs a table')"}
-    words = "longer rows were not looked at: TypeError('it needs a table')"
+    words = "longer sequences were not checked: TypeError('it needs a table')"
     assert [*verify.sight_verdicts(sight)][2:] == [("look-ahead", "note", words)]
 
 
-def test_gradients_differ_by_more_than_rounding() -> None:
+def test_gradients_may_differ_by_rounding() -> None:
     ones = {"a": torch.ones(3), "b": torch.ones(3)}
     near, far = torch.full((3,), 1 + 1e-6), torch.tensor([1.0, 1.0, 1.01])
     assert verify.gradient_gaps(ones, {"a": near, "b": near}) == {}
     assert [*verify.gradient_gaps(ones, {"a": near, "b": far})] == ["b"]
 
 
-def test_the_cause_is_not_what_another_rank_makes_of_it() -> None:
+def test_the_cause_is_not_the_error_that_it_causes_on_another_rank() -> None:
     lost = "train_gpt.py: rank 1: RuntimeError: [gloo/pair.cc] Connection closed by peer"
     late = "train_gpt.py: rank 0: RuntimeError: [gloo/buffer.cc] Timed out waiting 60000ms"
     own = "train_gpt.py: rank 0: ValueError: no luck"
     for ends, cause in (([own, lost], own), ([late, lost], late), ([lost, late], late)):
-        assert tinyruns.cause_of(ends) == cause
-    assert tinyruns.cause_of(["", lost]) == lost
+        assert tinyruns.choose_cause(ends) == cause
+    assert tinyruns.choose_cause(["", lost]) == lost
