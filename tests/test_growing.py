@@ -195,7 +195,7 @@ def test_a_link_to_nothing_is_not_there_yet(tmp_path: Path, ranks: int) -> None:
     run.wait_for_line("step:5/")
     producer.path(2).symlink_to("nowhere")
     assert set(run.wait_for_exit()) == {1} and "Traceback" not in run.err
-    assert f"{producer.path(2)}: No such file or directory" in run.error_lines[0]
+    assert f"{producer.path(2)} cannot be read: No such file or directory" in run.error_lines[0]
     assert run.error_lines[0].endswith("did not change for DATA_STALL_SECONDS=2")
 
 
