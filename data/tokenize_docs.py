@@ -9,9 +9,9 @@ Input: files or folders. A folder stands for all files in it and below it, excep
 begin with a dot.
 - A .jsonl, .ndjson, .jl or .json file contains one {"text": "..."} per line, each a document.
 - A .parquet file contains a column "text" with one document per row (reading it requires pyarrow).
-- Any other file is UTF-8 text and one document. But a single text file is split into documents at
-  blank lines, or by size if it has none, so that no document continues in the next one. With
-  --one-document it is not split at blank lines.
+- Any other file is UTF-8 text and one document. But if the input is a single text file, it is split
+  into documents at blank lines, or after 16 KiB where there are none. With --one-document it is not
+  split at blank lines: its first tenth is for validation, and the rest is for training.
 - Files that end in .gz, .bz2, .xz or .zst are decompressed (.zst requires pyarrow).
 
 The first --num-val-docs documents (default: a tenth, at most 50,000) are the validation split.

@@ -1,5 +1,8 @@
-"""The artifact has the challenge's layout and decodes within its error bound, files of its own
-script load, a size over the limit gives a warning, and nothing in a file is ever executed."""
+"""Tests of the artifact.
+
+It has the challenge's layout and decodes within its error bound. Files of the challenge's own
+script load. A size over the limit gives a warning, and nothing in a file is ever executed.
+"""
 
 import errno
 import io
@@ -23,15 +26,15 @@ from torch import Tensor
 FORMAT = "int8_clean_per_row_v1"
 PARTS = ["__quant_format__", "quantized", "scales", "dtypes", "passthrough", "qmeta"]
 PARTS += ["passthrough_orig_dtypes"]
-LARGEST_SMALL = 65_536  # elements of a tensor that is stored as it is
-# A matrix and the embedding above that size, everything else below it.
+LARGEST_SMALL = 65_536  # elements of the largest tensor that is not quantized
+# MLP matrices and the embeddings are larger than that, all other tensors are smaller.
 SHAPE = {"NUM_LAYERS": 2, "MODEL_DIM": 192, "NUM_HEADS": 4, "NUM_KV_HEADS": 2}
 SHAPE |= {"VOCAB_SIZE": 600, "TRAIN_SEQ_LEN": 8, "TIE_EMBEDDINGS": 0}
 CONTROL_NAMES = ("attn_scale", "mlp_scale", "resid_mix", "q_gain", "skip_weights")
 
 
 def random_state() -> dict[str, Tensor]:
-    """Rows of a matrix are zero, tiny, and as large as float16 scales reach."""
+    """Return a state whose first matrix rows are zero, tiny, large, and as large as possible."""
     torch.manual_seed(3)
     model = tg.GPT(make_config(**SHAPE), torch.float32)
     state = {name: t + 0.1 * torch.randn_like(t) for name, t in model.state_dict().items()}
@@ -40,10 +43,12 @@ def random_state() -> dict[str, Tensor]:
 
 
 def read_artifact(data: bytes) -> dict[str, Any]:
+    """Return the dictionary that an artifact holds."""
     return torch.load(io.BytesIO(zlib.decompress(data)), weights_only=True)
 
 
 def compress_content(content: object) -> bytes:
+    """Return an artifact that holds this object."""
     torch.save(content, buffer := io.BytesIO())
     return zlib.compress(buffer.getvalue(), 1)
 
@@ -59,7 +64,10 @@ def test_the_outlier_of_a_long_row_is_clipped() -> None:
 def challenge_file(
     state: dict[str, Tensor], *, dtype: str = "float32", complete: bool = True
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(what the challenge's own script writes, the values in it), with numpy."""
+    """Compute with numpy what the challenge's script writes.
+
+    Return (the dictionary in the file, the values that it stands for by name).
+    """
     quantized, scales, dtypes, kept, originals, values = {}, {}, {}, {}, {}, {}
     for name, t in state.items():
         array = t.numpy()
@@ -80,8 +88,8 @@ def challenge_file(
     return dict(zip(PARTS, parts if complete else parts[:5], strict=False)), values
 
 
-def test_a_file_is_what_the_challenges_script_would_write() -> None:
-    """Its parts, names and dtypes in its order, and, but for roundings, the numbers."""
+def test_an_artifact_is_what_the_challenges_script_would_write() -> None:
+    """Parts, names and dtypes have the same order, and the numbers are equal up to rounding."""
     state = random_state()
     data, payload, raw = tg.pack(state, make_config(**SHAPE))
     assert zlib.compress(zlib.decompress(data), 9) == data
@@ -103,7 +111,7 @@ def test_a_file_is_what_the_challenges_script_would_write() -> None:
 
 
 def test_size_dtype_and_name_decide_how_a_tensor_is_stored() -> None:
-    """And each comes back in the dtype that it had."""
+    """Each tensor is decoded in the dtype that it had."""
     state = {
         "small": torch.rand(256, 256),
         "large": torch.rand(1, LARGEST_SMALL + 1),
@@ -136,30 +144,30 @@ def test_size_dtype_and_name_decide_how_a_tensor_is_stored() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -> None:
-    """And what is decoded is a state of the model."""
+    """The decoded tensors are a complete state of the model."""
     state = random_state()
     file, values = challenge_file(state, dtype=dtype, complete=complete)
     back = tg.unpack(compress_content(file), state)
     assert back.keys() == values.keys()
     for name, value in values.items():
-        # As bfloat16 it has 8 bits of precision, and may or may not be rounded to them here.
+        # bfloat16 has 8 bits of precision; the decoded value may or may not be rounded to them.
         rtol = 2**-8 if dtype == "bfloat16" else 0
         assert np.allclose(back[name].float().numpy(), value, rtol=rtol, atol=0), name
     tg.GPT(make_config(**SHAPE), torch.float32).load_state_dict(back)
 
 
-def test_an_artifact_that_would_run_a_command_runs_nothing(tmp_path: Path) -> None:
+def test_a_command_in_an_artifact_is_not_executed(tmp_path: Path) -> None:
     command = Command(tmp_path / "ran")
     for content in (command, {"passthrough": {}, "quantized": {}, "qmeta": command}):
         with pytest.raises(pickle.UnpicklingError):
             tg.unpack(compress_content(content), {})
     assert not (tmp_path / "ran").exists()
     pickle.loads(pickle.dumps(command))
-    assert (tmp_path / "ran").exists(), "the command would have left this"
+    assert (tmp_path / "ran").exists(), "an unsafe load executes the command"
 
 
 @pytest.mark.parametrize("fails", ["", "fsync", "replace"])
-def test_a_file_is_replaced_when_all_of_it_is_on_the_disk_or_not_at_all(
+def test_a_file_is_replaced_after_the_new_one_is_on_the_disk_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     path, happened = tmp_path / "model.ptz", []
@@ -182,7 +190,7 @@ def test_a_file_is_replaced_when_all_of_it_is_on_the_disk_or_not_at_all(
 
 
 def test_a_bank_of_matrices_has_a_scale_for_each_row() -> None:
-    """As its matrices have alone, also where it has more numbers than torch.quantile takes."""
+    """The scales equal those of single matrices, also above the size limit of torch.quantile."""
     bank = torch.randn(3, 300, 40, generator=torch.Generator().manual_seed(1)) * 3
     q, scale = tg.quantize(bank)
     assert q.shape == bank.shape and scale.shape == (3, 300) and scale.dtype == torch.float16
@@ -194,7 +202,7 @@ def test_a_bank_of_matrices_has_a_scale_for_each_row() -> None:
     torch.testing.assert_close(tg.dequantize(*tg.quantize(large)), large, rtol=1e-3, atol=0)
 
 
-def test_the_lines_say_the_sizes_of_the_files_and_warn_over_the_cap(tmp_path: Path) -> None:
+def test_the_log_has_the_sizes_of_the_files_and_warns_over_the_limit(tmp_path: Path) -> None:
     settings = {**SMALL_MODEL, **byte_data(tmp_path), "ITERATIONS": 2, "RUN_ID": "r"}
     edit = {"if total > 16_000_000:": "if total > 50_000:"}
     run = Live(tmp_path, 0, edit, **settings).finish()

@@ -1,5 +1,8 @@
-"""The bytes of bits per byte are the UTF-8 bytes of the text that the tokens stand for, for every
-kind of piece and tokenizer, alike by arrays and by tensors; val_bpb is bits over those bytes."""
+"""Tests of bits per byte.
+
+The counted bytes are the UTF-8 bytes of the text that the tokens stand for, for every kind of piece
+and tokenizer. Arrays and tensors give the same counts. val_bpb is bits divided by bytes.
+"""
 
 import hashlib
 import json
@@ -40,29 +43,31 @@ LINES = TEXT.splitlines()
 
 
 class Tokenizer:
+    """A SentencePiece tokenizer with the trainer's table of bytes."""
+
     def __init__(self, path: Path) -> None:
         self.path, self.model = path, sentencepiece.SentencePieceProcessor(model_file=str(path))
         self.table = tg.byte_table(str(path), path.read_bytes())
 
     def stream(self, documents: list[str]) -> np.ndarray:
-        """What a shard holds: every document after its BOS."""
+        """Return the tokens of a shard: each document after a BOS."""
         ids = [[BOS, *self.model.encode(document)] for document in documents]
         return np.array([token for document in ids for token in document], dtype=np.uint16)
 
-    def count_bytes_of(self, documents: list[str]) -> int:
+    def count_document_bytes(self, documents: list[str]) -> int:
         tokens = self.stream(documents)
         return int(self.table.count_bytes(tokens[:-1], tokens[1:].astype(np.int64)))
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Runs of spaces stay as they are, and have pieces of their own."""
+    """Train a tokenizer that keeps runs of spaces and has pieces for them."""
     path = tmp_path_factory.mktemp("tokenizer") / "spm.model"
     return Tokenizer(train_tokenizer(path, LINES, allow_whitespace_only_pieces=True))
 
 
-# Words of the tokenizer's own text, and every other character (surrogates are not text;
-# U+2581 is the space itself).
+# Words of the text that the tokenizer was trained on, and every other character, except surrogates,
+# which are not text, and U+2581, which stands for a space.
 LETTERS = st.one_of(
     st.sampled_from(["the", " world", " ", "  ", " of", "\n", "\u4e16\u754c", "\u00e9", "12"]),
     st.sampled_from(["\U0001f600", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "        x"]),
@@ -76,10 +81,12 @@ DOCUMENTS = st.lists(st.lists(LETTERS, max_size=12).map("".join), min_size=1, ma
 @given(documents=DOCUMENTS)
 @example(documents=["a   b \n  c", TEXT])
 @example(documents=["\U0001f600 is \u4e16\u754c", "", " caf\u00e9  \U0001f600", "\ufffd\x00"])
-def test_counted_bytes_are_those_of_documents(tokenizer: Tokenizer, documents: list[str]) -> None:
+def test_counted_bytes_are_the_bytes_of_the_documents(
+    tokenizer: Tokenizer, documents: list[str]
+) -> None:
     documents = [text.lstrip(" ") for text in documents]  # a space after BOS is never counted
     expected = sum(len(text.encode("utf-8")) for text in documents)
-    assert tokenizer.count_bytes_of(documents) == expected
+    assert tokenizer.count_document_bytes(documents) == expected
 
 
 def test_a_leading_space_counts_unless_the_token_before_ends_a_text(tokenizer: Tokenizer) -> None:
@@ -103,8 +110,10 @@ def test_an_unused_piece_has_no_bytes(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(shape=st.tuples(st.integers(1, 3), st.integers(1, 20)), seed=st.integers(0, 2**32 - 1))
-def test_tensors_count_as_arrays(tokenizer: Tokenizer, shape: tuple[int, int], seed: int) -> None:
-    """Tensors are what VAL_BYTECOUNT_DEVICE=cuda uses."""
+def test_tensors_and_arrays_give_the_same_counts(
+    tokenizer: Tokenizer, shape: tuple[int, int], seed: int
+) -> None:
+    """VAL_BYTECOUNT_DEVICE=cuda counts with tensors."""
     table = tokenizer.table
     previous, target = np.random.default_rng(seed).integers(0, len(table.base), (2, *shape))
     on_device = tg.ByteTable(*map(torch.tensor, table))
@@ -122,7 +131,7 @@ def test_tensors_count_as_arrays(tokenizer: Tokenizer, shape: tuple[int, int], s
     ("offset", "form"), [(4, {"kind": "byte", "offset": 4}), (10, {"config": {"byte_offset": 10}})]
 )
 def test_a_byte_tokenizer_counts_one_byte_a_token(tmp_path: Path, offset: int, form: dict) -> None:
-    """As the documentation has it, or as the challenge's own tool writes it."""
+    """In the documented form, and in the form that the challenge's own tool writes."""
     path = tmp_path / "byte.json"
     path.write_text(json.dumps(form), encoding="utf-8")
     table = tg.byte_table(str(path), path.read_bytes())
@@ -133,8 +142,10 @@ def test_a_byte_tokenizer_counts_one_byte_a_token(tmp_path: Path, offset: int, f
     assert table.count_bytes(text, text) == len(text)
 
 
-def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path: Path) -> None:
-    """One of the same size would give bytes, and a score, that mean nothing."""
+def test_a_tokenizer_that_did_not_make_the_shards_is_refused(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """Another tokenizer of the same size would give a meaningless number of bytes, and score."""
     data = shutil.copytree(corpus.folder, tmp_path / "datasets" / "made")
     right, wrong = (
         hashlib.sha256(text).hexdigest() for text in (corpus.tokenizer.read_bytes(), b"")
@@ -151,11 +162,10 @@ def test_shards_that_name_another_tokenizer_are_refused(corpus: Corpus, tmp_path
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
+def test_bits_per_byte_are_bits_divided_by_bytes_of_the_scored_targets(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch, masked: bool
 ) -> None:
-    """Over all ranks' parts of the split, of which the last batch is not full. An edit of `fill_xy`
-    alone scores less: here every other target."""
+    """The last batch is not full. If `fill_xy` masks every other target, only the others count."""
     fill_xy = tg.BatchPlan.fill_xy
 
     def every_other(plan: tg.BatchPlan, rows: range, tokens: Any, x: Any, y: Any) -> None:
@@ -190,7 +200,7 @@ def test_bits_per_byte_are_the_bits_over_the_bytes_of_what_is_scored(
 
 
 def test_a_tokenizer_without_a_piece_for_a_space_is_refused(tmp_path: Path) -> None:
-    """Its spaces would be three byte pieces, and bits per byte too low."""
+    """A space would be three byte pieces, and bits per byte would be too low."""
     path = train_tokenizer(tmp_path / "spm.model", LINES)
     tg.byte_table(str(path), path.read_bytes())
     for byte_fallback in (True, False):  # a space is three byte pieces, or unknown
@@ -200,7 +210,7 @@ def test_a_tokenizer_without_a_piece_for_a_space_is_refused(tmp_path: Path) -> N
             tg.read_tokenizer(make_config(TOKENIZER_PATH=path, DATA_PATH=tmp_path))
 
 
-def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -> None:
+def test_unknown_targets_are_counted_and_reported_with_the_score(tmp_path: Path) -> None:
     path = train_tokenizer(tmp_path / "spm.model", LINES, byte_fallback=False)
     tokenizer = Tokenizer(path)
     tokens = tokenizer.stream(["the world \u0416 of the \u0416\u0416 words of the world"])
@@ -214,7 +224,7 @@ def test_unknown_targets_are_counted_and_said_beside_the_score(tmp_path: Path) -
     )
     validation.mean_nats = lambda *_: torch.tensor(1.0)
     validation.evaluate(torch.nn.Module(), "final")
-    assert validation.unknown == 2, "two that are neighbours are one token"
+    assert validation.unknown == 2, "two neighbouring unknown characters are one token"
     run = SimpleNamespace(scorer=validation, validation=validation, step=1, log=make_log())
     run.log.files = {"": None}
     tg.log_score(run, 1.0, 1.0, 1.0)

@@ -1,5 +1,8 @@
-"""Settings keep their published names and defaults, and are shown by --help and --print-config. All
-faults are in one message, each with name, value and remedy, before a device or a log is touched."""
+"""Tests of settings.
+
+They keep their published names and defaults, and --help and --print-config show them. All faults
+are listed in one message, each with name, value and remedy, before a device or a log is used.
+"""
 
 import inspect
 import json
@@ -20,8 +23,10 @@ CONTROL_TENSOR_NAMES = (
     "attn_scale,attn_scales,mlp_scale,mlp_scales,resid_mix,resid_mixes,q_gain,skip_weight,"
     "skip_weights"
 )
-PUBLISHED = (ROOT / "tests/published_settings.txt").read_text("utf-8")  # RUN_ID is random
-# Names that a machine or another program may have, those that look like settings among them.
+PUBLISHED = (ROOT / "tests/published_settings.txt").read_text(
+    "utf-8"
+)  # without RUN_ID, which is random
+# Environment variables of machines and other programs, some of which look like settings.
 OTHERS = """
 PATH HOME PORT SHLVL LINES DATASET MODEL_NAME MODEL_PATH DATA_DIR DATASETS_PATH NUM_GPUS N_JOBS
 GPU_COUNT JOB_ID RUN_NAME CUDA_VISIBLE_DEVICES NCCL_TIMEOUT OMP_NUM_THREADS TORCH_COMPILE_DEBUG
@@ -33,34 +38,35 @@ DATASET_PATH SM_DATA_PATH CUDA_PATH PREFETCH MUON_WD MAX_ITERS LAYERS LR HISTSIZ
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, call: Call, tmp_path: Path) -> Call:
-    """main() in an empty folder, which must stay empty; a run that starts is a failure."""
+    """Return a function that calls main() in a folder that must stay empty; no run may start."""
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setattr(train_gpt, "execute", lambda *_: pytest.fail("a run was started"))
 
     def run(*arguments: str, **environment: object) -> tuple[int, str, str]:
         env = {name: str(value) for name, value in environment.items()}
-        said = call(partial(train_gpt.main, env=env), *arguments)
+        result = call(partial(train_gpt.main, env=env), *arguments)
         assert os.listdir(".") == []
         assert not torch.distributed.is_initialized()
         assert not torch.cuda.is_initialized()
-        return said
+        return result
 
     return run
 
 
 def listed_faults(err: str) -> list[str]:
-    """The faults, which come after the error's first line."""
+    """Return the faults of an error message, which come after its first line."""
     return [line.strip() for line in err.splitlines()[1:]]
 
 
 def small_environment(folder: Path, **more: object) -> dict[str, str]:
-    """An environment of settings without a fault, but for those in `more`."""
+    """Return an environment of settings without a fault, with the settings `more` in addition."""
     values = {**SMALL_MODEL, **byte_data(folder), **more}
     return {name: str(value) for name, value in values.items()}
 
 
 def find_faults(environment: dict[str, str], ranks: int = 1) -> list[str]:
+    """Return the faults that the script finds in these settings on so many ranks."""
     environment = environment | {"WORLD_SIZE": str(ranks)}
     config, _, faults, _ = train_gpt.read_config([], environment)
     return faults + train_gpt.check_settings(config, environment)[0]
@@ -77,7 +83,7 @@ def test_names_and_defaults_are_the_published_ones() -> None:
 
 
 def test_print_config_says_which_values_were_given(main: Call) -> None:
-    """By arguments or the environment; arguments win."""
+    """Values come from arguments or from the environment; arguments win."""
     words = "ITERATIONS=4", "--print-config", "SEED=7", "RUN_ID=a=b"
     code, out, err = main(*words, SEED=5, TIE_EMBEDDINGS=0, MATRIX_LR="1e-3", DEVICE="auto")
     shown = json.loads(out)
@@ -102,9 +108,9 @@ def test_help_shows_every_setting_with_its_default(main: Call) -> None:
     assert "python3 train_gpt.py ITERATIONS=100 SEED=7\n" in out
 
 
-def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
+def test_a_line_added_to_config_is_a_setting(tmp_path: Path) -> None:
     [line] = re.findall(r"(?m)^    seed: .*= 1337 .*\n", inspect.getsource(train_gpt.Config))
-    lines = line + "    my_rate: float = 2.5  # my rate\n"
+    lines = line + "    my_rate: float = 2.5  # rate; of this test\n"
     script = write_edited_script(tmp_path / "edited.py", [(line, lines)])
     done = run_script(script, tmp_path, "--print-config", MY_RATE="3")
     assert json.loads(done.out)["my_rate"] == {"value": 3.0, "source": "given"}
@@ -114,7 +120,7 @@ def test_a_line_in_config_is_a_setting(tmp_path: Path) -> None:
     )
 
 
-def test_a_line_end_of_windows_is_not_a_part_of_a_value() -> None:
+def test_a_windows_line_end_is_not_part_of_a_value() -> None:
     config = make_config(ITERATIONS="7\r", DATA_PATH="here\r")
     assert (config.iterations, config.data_path) == (7, "here")
 
@@ -130,8 +136,10 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_remedies_help_and_without_faults_it_trains(tmp_path: Path, shape: dict[str, int]) -> None:
-    """Following the lines ends with none left."""
+def test_following_the_remedies_leads_to_settings_that_train(
+    tmp_path: Path, shape: dict[str, int]
+) -> None:
+    """Each remedy is applied, until no fault is left."""
     for ranks in (1, 3, 8, 16):
         settings = small_environment(tmp_path, **shape)
         for _ in range(8):
@@ -146,8 +154,8 @@ def test_remedies_help_and_without_faults_it_trains(tmp_path: Path, shape: dict[
         assert model(x, x).isfinite()
 
 
-def test_all_that_is_wrong_is_in_one_error(main: Call, tmp_path: Path) -> None:
-    """Kinds, ranges, shapes, names, data, arguments; none of them hides another."""
+def test_all_faults_are_in_one_error(main: Call, tmp_path: Path) -> None:
+    """Faults of types, ranges, shapes, names, data and arguments do not hide each other."""
     wrong = {"ITERATIONS": "ten", "TIE_EMBEDDINGS": "maybe", "SEED": -1, "RUN_ID": "a/b"}
     wrong |= {"MODEL_DIM": 6, "NUM_KV_HEADS": 3, "TRAIN_BATCH_TOKENS": 1000}
     wrong |= {"VOCAB_SIZE": 259, "BETA2": 1.5}
@@ -179,7 +187,7 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
     assert re.fullmatch(rf"\S+train_gpt.py: {remedy}\n", done.stderr)
 
 
-def test_missing_data_comes_with_scripts_that_exist(main: Call) -> None:
+def test_the_remedy_for_missing_data_names_an_existing_script(main: Call) -> None:
     code, _, err = main(DATA_PTH="elsewhere")
     folder, tokenizer, near = listed_faults(err)
     assert code == 2 and " is not a folder; python3 data/" in folder
@@ -194,7 +202,7 @@ def test_missing_data_comes_with_scripts_that_exist(main: Call) -> None:
 
 
 def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device is there, torch finds no GPU: the fault has torch's versions."""
+    """If a device exists and torch finds no GPU, the fault has the versions of torch and CUDA."""
     environment, exists = small_environment(tmp_path), Path.exists
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(Path, "exists", lambda path: path.name == "nvidiactl" or exists(path))
@@ -211,7 +219,7 @@ def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_misspelt_name_is_a_warning_that_names_the_setting() -> None:
-    """A letter too few or too many, two swapped, lower case."""
+    """The slips are a missing letter, an extra letter, two swapped letters, and lower case."""
     slips = {}
     for name in sorted(SETTINGS):
         for at in (1, len(name) // 2, len(name) - 2):
@@ -235,7 +243,7 @@ def test_names_of_other_programs_are_neither_errors_nor_warnings() -> None:
 
 
 def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> None:
-    """None of them waits, and none leaves a file, or the mended command would be refused."""
+    """No rank waits, and none leaves a file; a file would make the repaired command fail."""
     settings = small_environment(tmp_path / "data") | {"RUN_ID": "r", "NUM_KV_HEADS": 3}
     run = Live(tmp_path / "run", 2, other={"MODEL_DIM": 30, "SEED": "x"}, **settings)
     assert run.wait_for_exit() == [2, 2] and "Traceback" not in run.err and run.out == ""
@@ -244,13 +252,13 @@ def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> N
     assert {path.name for path in run.folder.iterdir()} == {"out", "err"}
 
 
-def test_a_run_that_is_shorter_than_its_warm_down_is_told() -> None:
+def test_a_run_that_is_shorter_than_its_warm_down_gets_a_warning() -> None:
     short = {"ITERATIONS": 40, "MAX_WALLCLOCK_SECONDS": 0}
-    said = (
-        "ITERATIONS=40 is below WARMDOWN_ITERS=1200, so learning rates begin at 3% of their values"
+    warning = (
+        "ITERATIONS=40 is below WARMDOWN_ITERS=1200: learning rates begin at 3% of their value"
     )
     for settings, warnings in (
-        (short, [said]),
+        (short, [warning]),
         (short | {"WARMDOWN_ITERS": 40}, []),
         (short | {"MAX_WALLCLOCK_SECONDS": 600}, []),
         (short | {"WARMDOWN_ITERS": 0}, []),
@@ -259,7 +267,7 @@ def test_a_run_that_is_shorter_than_its_warm_down_is_told() -> None:
         assert train_gpt.read_config([], given)[3] == warnings
 
 
-def test_files_beside_the_script_hide_no_package(tmp_path: Path) -> None:
+def test_files_beside_the_script_do_not_hide_packages(tmp_path: Path) -> None:
     shutil.copy(ROOT / "train_gpt.py", tmp_path)
     for name in ("torch", "numpy", "tokenize", "queue"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('the wrong one')\n")
@@ -268,7 +276,7 @@ def test_files_beside_the_script_hide_no_package(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("Train a small GPT"), done.stderr
 
 
-def test_a_missing_compiler_is_one_line_and_leaves_no_log(tmp_path: Path) -> None:
+def test_a_missing_compiler_gives_one_line_and_leaves_no_log(tmp_path: Path) -> None:
     settings = small_environment(tmp_path) | {"TORCH_COMPILE": 1, "RUN_ID": "r", "PATH": "/nowhere"}
     settings |= {"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"}
     run = run_script(ROOT / "train_gpt.py", tmp_path, **settings)
@@ -291,15 +299,15 @@ sys.argv = ["train_gpt.py", "ITERATIONS=1"]
 try:
     runpy.run_path(SCRIPT, run_name="__main__")
 except SystemExit as end:
-    print("it goes on:", end.code)
+    print("the notebook goes on:", end.code)
 """
 
 
 def test_a_notebook_goes_on_after_a_run(tmp_path: Path) -> None:
-    """Its stream cannot be configured, and os._exit would end it."""
+    """A notebook's stream cannot be configured, and os._exit would end the notebook."""
     cell = NOTEBOOK.replace("SCRIPT", repr(str(ROOT / "train_gpt.py")))
     (tmp_path / "cell.py").write_text(cell)
     run = run_script(
         tmp_path / "cell.py", tmp_path, **small_environment(tmp_path) | {"RUN_ID": "r"}
     )
-    assert run.out.endswith("finished: see logs/r.txt\nit goes on: 0\n"), run.err
+    assert run.out.endswith("finished: see logs/r.txt\nthe notebook goes on: 0\n"), run.err

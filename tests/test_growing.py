@@ -1,6 +1,7 @@
-"""Training reads a set of shards while it is made: while .producing is in the folder, more come.
+"""Tests of training on a data set that is still being made.
 
-They join in the order of their numbers, so the run is that of the finished set, to the digit.
+While the file .producing is in the folder, more shards will come. They are added in the order of
+their numbers, so the run gives the same digits as a run on the finished data set.
 """
 
 import json
@@ -19,22 +20,25 @@ from reference import data_crc_of_steps
 from running import SMALL_MODEL, byte_data, make_config, write_shard, write_split
 from running import train_gpt as tg
 
-STEP = 2048 + 8  # tokens
-SIZES = [3 * STEP + 600, 2 * STEP, 40, 2 * STEP + 7]  # of four train shards; the third is small
+STEP = 2048 + 8  # tokens that a step reads
+SIZES = [3 * STEP + 600, 2 * STEP, 40, 2 * STEP + 7]  # tokens of four train shards
 TOKENS = np.random.default_rng(11).integers(1, 260, sum(SIZES))
 SETTINGS = {"VOCAB_SIZE": 260, "ITERATIONS": 10, "VAL_LOSS_EVERY": 0, "RUN_ID": "r"}
-PRODUCERS: list["Producer"] = []  # of a test
+PRODUCERS: list["Producer"] = []  # the producers of the current test
 
 
 @pytest.fixture(autouse=True)
 def no_producer_outlives_its_test() -> Iterator[None]:
     yield
     while PRODUCERS:
-        PRODUCERS.pop().stand_still()
+        PRODUCERS.pop().stop()
 
 
 class Producer:
-    """Makes the shards of `folder`; its .producing changes all the time, as that of data/ does."""
+    """A stand-in for the programs that make shards: it changes .producing all the time.
+
+    `deliver` moves shards into `folder`. The folder `finished` has the complete data set.
+    """
 
     def __init__(self, folder: Path, val_complete: bool = True) -> None:
         self.settings = {**SMALL_MODEL, **byte_data(folder), **SETTINGS}
@@ -44,46 +48,49 @@ class Producer:
         shutil.copytree(folder, self.finished)
         write_split(self.finished, "train", TOKENS, SIZES[:-1])
         self.state = {"val_complete": val_complete, "bytes": 0}
-        self.tell()
-        self.still = threading.Event()
-        self.thread = threading.Thread(target=self.live)
+        self.write_state()
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self.keep_writing)
         self.thread.start()
         PRODUCERS.append(self)
 
-    def live(self) -> None:
-        while not self.still.wait(0.1):
-            self.tell()
+    def keep_writing(self) -> None:
+        while not self.stopped.wait(0.1):
+            self.write_state()
 
-    def tell(self) -> None:
+    def write_state(self) -> None:
         self.state["bytes"] += 1
         (self.folder / "state").write_text(json.dumps(self.state))
         (self.folder / "state").replace(self.folder / ".producing")
 
-    def stand_still(self) -> None:
-        self.still.set()
+    def stop(self) -> None:
+        """Stop changing .producing, as a producer that hangs would."""
+        self.stopped.set()
         self.thread.join()
 
     def path(self, number: int) -> Path:
         return self.folder / f"fineweb_train_{number:06d}.bin"
 
     def deliver(self, *numbers: int) -> None:
+        """Put the shards with these numbers into the folder."""
         for number in numbers:
             shutil.copy(self.finished / self.path(number).name, self.folder / "part")
             (self.folder / "part").replace(self.path(number))
 
     def finish(self) -> None:
-        self.stand_still()
+        """Say that the data set is complete."""
+        self.stop()
         (self.folder / ".producing").unlink()
 
 
-def test_a_producer_that_stands_still_ends_the_run_and_is_shown(tmp_path: Path) -> None:
-    """With what its file says, after the steps that its shards are enough for."""
+def test_a_producer_that_hangs_ends_the_run_and_its_state_is_shown(tmp_path: Path) -> None:
+    """The run first makes all the steps for which there are tokens."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
     producer.state["error"] = "line 7: not JSON"
     settings = producer.settings | {"DATA_STALL_SECONDS": 1, "CHECKPOINT_EVERY": 1}
     run = Live(tmp_path / "run", **settings).wait_for_line("step:3/")
-    producer.stand_still()
+    producer.stop()
     assert run.wait_for_exit() == [1] and run.checkpoint_steps() == [1, 2, 3]
     [line] = run.error_lines
     assert f"{producer.folder}/.producing: {{" in line and line.endswith("DATA_STALL_SECONDS=1")
@@ -93,8 +100,10 @@ def test_a_producer_that_stands_still_ends_the_run_and_is_shown(tmp_path: Path) 
 
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("steps", [0, 3])
-def test_a_signal_is_heard_during_a_wait_for_shards(tmp_path: Path, ranks: int, steps: int) -> None:
-    """In training, or already in priming. All ranks end at once, with a checkpoint."""
+def test_a_signal_is_received_during_a_wait_for_shards(
+    tmp_path: Path, ranks: int, steps: int
+) -> None:
+    """In training, or already in the warm-up steps. All ranks end soon, with a checkpoint."""
     producer = Producer(tmp_path / "data")
     producer.deliver(*([0] if steps else []))
     settings = producer.settings | {"WARMUP_STEPS": 1}
@@ -113,29 +122,33 @@ def test_a_signal_is_heard_during_a_wait_for_shards(tmp_path: Path, ranks: int, 
 
 
 def two_machines(tmp_path: Path) -> tuple[Producer, Producer]:
+    """Return two producers of the same data set in two folders, each with the first shard."""
     producers = Producer(tmp_path / "a" / "data"), Producer(tmp_path / "b" / "data")
     for producer in producers:
         producer.deliver(0)
     return producers
 
 
-def test_a_machine_that_sees_its_shards_late_trains_on_the_same(tmp_path: Path) -> None:
-    """After longer than DATA_STALL_SECONDS; the end of the set before its shards, and these in
-    another order."""
-    here, there = two_machines(tmp_path)
-    settings = here.settings | {"DATA_STALL_SECONDS": 4}
-    run = Live(tmp_path / "run", 2, other={"DATA_PATH": there.folder}, **settings)
+def test_a_machine_that_gets_its_shards_late_trains_on_the_same_data(tmp_path: Path) -> None:
+    """The wait is longer than DATA_STALL_SECONDS.
+
+    The second machine learns that the data set is complete before it gets the shards, and it gets
+    them in another order.
+    """
+    first, second = two_machines(tmp_path)
+    settings = first.settings | {"DATA_STALL_SECONDS": 4}
+    run = Live(tmp_path / "run", 2, other={"DATA_PATH": second.folder}, **settings)
     run.wait_for_line("step:3/")
     time.sleep(5)
-    here.deliver(2, 1, 3)
-    here.finish()
-    there.finish()
+    first.deliver(2, 1, 3)
+    first.finish()
+    second.finish()
     time.sleep(1)
-    there.deliver(3, 2)
+    second.deliver(3, 2)
     time.sleep(0.5)
-    there.deliver(1)
+    second.deliver(1)
     run.finish()
-    uninterrupted = Live(tmp_path / "whole", 2, **settings | {"DATA_PATH": here.finished}).finish()
+    uninterrupted = Live(tmp_path / "whole", 2, **settings | {"DATA_PATH": first.finished}).finish()
     assert (
         uninterrupted.events("step")[-1]["data_crc"]
         == f"{data_crc_of_steps(TOKENS, 2048, 32, 10):08x}"
@@ -147,19 +160,21 @@ def test_a_machine_that_sees_its_shards_late_trains_on_the_same(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("fault", ["one fewer", "another one"])
-def test_machines_whose_sets_end_differently_end_with_a_line(tmp_path: Path, fault: str) -> None:
-    """They would train on other tokens to the end."""
-    here, there = two_machines(tmp_path)
-    settings = here.settings | {"DATA_STALL_SECONDS": 1}
-    run = Live(tmp_path / "run", 2, other={"DATA_PATH": there.folder}, **settings)
+def test_machines_whose_data_sets_end_differently_end_with_one_line(
+    tmp_path: Path, fault: str
+) -> None:
+    """Otherwise they would train on different tokens from there on."""
+    first, second = two_machines(tmp_path)
+    settings = first.settings | {"DATA_STALL_SECONDS": 1}
+    run = Live(tmp_path / "run", 2, other={"DATA_PATH": second.folder}, **settings)
     run.wait_for_line("step:3/")
     if fault == "another one":
-        write_shard(there.path(1), TOKENS[::-1][: SIZES[1]])
-    here.deliver(1)
-    here.finish()
-    there.finish()
+        write_shard(second.path(1), TOKENS[::-1][: SIZES[1]])
+    first.deliver(1)
+    first.finish()
+    second.finish()
     assert run.wait_for_exit() == [1, 1] and "Traceback" not in run.err
-    name = here.path(1).name
+    name = first.path(1).name
     said = (
         f"{name}: missing on rank 1, {SIZES[1]} tokens, " if fault == "one fewer" else f"{name}: "
     )
@@ -170,20 +185,20 @@ def test_machines_whose_sets_end_differently_end_with_a_line(tmp_path: Path, fau
 
 
 @pytest.mark.parametrize("growing", [0, 1])
-def test_a_set_may_be_finished_on_one_machine_first(tmp_path: Path, growing: int) -> None:
-    """No collective call is made by one of the ranks alone."""
+def test_a_data_set_may_be_complete_on_one_machine_first(tmp_path: Path, growing: int) -> None:
+    """Otherwise one rank alone would make a collective call, and wait for ever."""
     producers = two_machines(tmp_path)
     for producer in producers:
         producer.deliver(1, 2, 3)
     producers[1 - growing].finish()
     other = {"DATA_PATH": producers[1].folder}
-    settings = producers[0].settings | {"ITERATIONS": 7}  # there are tokens for these
+    settings = producers[0].settings | {"ITERATIONS": 7}  # there are enough tokens for 7 steps
     assert Live(tmp_path / "run", 2, other=other, **settings).finish()
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_a_link_to_nothing_is_not_there_yet(tmp_path: Path, ranks: int) -> None:
-    """As a cache makes it before the file; if it stays so, the run ends with a line."""
+def test_a_link_to_nothing_is_a_shard_that_will_come(tmp_path: Path, ranks: int) -> None:
+    """A cache may make the link before the file. If the file never comes, the run ends."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
     settings = producer.settings | {"DATA_STALL_SECONDS": 2}
@@ -200,13 +215,13 @@ def test_a_link_to_nothing_is_not_there_yet(tmp_path: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_a_signal_is_heard_while_a_disk_does_not_answer(tmp_path: Path, ranks: int) -> None:
-    """Opening the second shard takes for ever, on the last rank."""
+def test_a_signal_is_received_while_a_disk_does_not_answer(tmp_path: Path, ranks: int) -> None:
+    """On the last rank, opening the second shard never ends."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
     read = "        start = os.pread(descriptor, END_BYTES, 0)\n"
-    here = f"os.environ.get('RANK', '0') == '{max(0, ranks - 1)}' and 'train_000001' in str(path)"
-    edit = {read: f"        if {here}:\n            time.sleep(99)\n{read}"}
+    hangs = f"os.environ.get('RANK', '0') == '{max(0, ranks - 1)}' and 'train_000001' in str(path)"
+    edit = {read: f"        if {hangs}:\n            time.sleep(99)\n{read}"}
     run = Live(tmp_path / "run", ranks, edit, **producer.settings).wait_for_line("step:3/")
     producer.deliver(1)
     time.sleep(1)
@@ -216,7 +231,7 @@ def test_a_signal_is_heard_while_a_disk_does_not_answer(tmp_path: Path, ranks: i
 
 
 def test_a_shard_that_opens_slowly_is_added_once(tmp_path: Path) -> None:
-    """Priming's reader and the run's own could both open it."""
+    """The readers of the warm-up steps and of the run could both open it."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
     read = "        start = os.pread(descriptor, END_BYTES, 0)\n"
@@ -233,7 +248,7 @@ def test_a_shard_that_opens_slowly_is_added_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_shard_may_be_removed_once_it_is_open(tmp_path: Path, ranks: int) -> None:
-    """The run keeps it open, and later ones keep their places."""
+    """The run keeps the file open, and later shards keep their places."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
     run = Live(tmp_path / "run", ranks, **producer.settings).wait_for_line("step:3/")
@@ -244,8 +259,8 @@ def test_a_shard_may_be_removed_once_it_is_open(tmp_path: Path, ranks: int) -> N
     assert_same_result(run.finish(), Live(tmp_path / "whole", ranks, **finished).finish())
 
 
-def test_no_step_is_begun_after_the_cap(tmp_path: Path) -> None:
-    """Also where the time went by in a wait for shards."""
+def test_no_step_is_begun_after_the_time_limit(tmp_path: Path) -> None:
+    """The time of a wait for shards counts."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0)
     settings = producer.settings | {"MAX_WALLCLOCK_SECONDS": 4}
@@ -257,7 +272,7 @@ def test_no_step_is_begun_after_the_cap(tmp_path: Path) -> None:
 
 
 def test_a_finished_set_may_not_lack_a_shard_of_the_checkpoint(tmp_path: Path) -> None:
-    """A copy to the next machine that broke off: the run would go on with other batches."""
+    """If a copy to another machine is incomplete, the run would go on with other batches."""
     producer = Producer(tmp_path / "data")
     producer.deliver(0, 1, 2, 3)
     settings = producer.settings | {"CHECKPOINT_EVERY": 5, "RESUME": "auto"}
@@ -269,7 +284,7 @@ def test_a_finished_set_may_not_lack_a_shard_of_the_checkpoint(tmp_path: Path) -
         run.wait_for_exit() == [1]
         and f"{producer.path(3).name}: missing in this run" in run.error_lines[0]
     )
-    producer = Producer(tmp_path / "again")  # still growing here: it may come
+    producer = Producer(tmp_path / "again")  # this set is not complete yet: the shard may come
     producer.deliver(0, 1, 2)
     run = Live(tmp_path / "run", **settings | {"DATA_PATH": producer.folder})
     run.wait_for_line("resumed: step:5")
@@ -280,7 +295,7 @@ def test_a_finished_set_may_not_lack_a_shard_of_the_checkpoint(tmp_path: Path) -
 
 
 def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training shards may still be missing, all of them; half a validation split is never used."""
+    """Training shards may still be missing; an incomplete validation set is never used."""
     producer = Producer(tmp_path / "data", val_complete=False)
     config = make_config(**producer.settings, DATA_STALL_SECONDS=0.6)
     timer = threading.Timer(1.0, producer.state.update, [{"val_complete": True}])
@@ -292,7 +307,7 @@ def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.M
     read_file = tg.read_file
 
     def deliver_and_read(*given: object) -> bytes:
-        """The last shard has come just before val_complete is read."""
+        """Deliver the last shard just before val_complete is read."""
         late.rename(producer.folder / late.name)
         return read_file(*given)
 
@@ -300,7 +315,7 @@ def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.M
     assert tg.Shards(config, "val").ends == [0, 3000, 3050]
     monkeypatch.undo()
     producer.state["val_complete"] = False
-    producer.stand_still()
-    producer.tell()
+    producer.stop()
+    producer.write_state()
     with pytest.raises(tg.RunError, match=r"\.producing: .*val_complete.* did not change for"):
         tg.Shards(config, "val")

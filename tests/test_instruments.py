@@ -1,5 +1,7 @@
-"""What measures a run changes nothing in it: TRAINING_TIMING_BREAKDOWN, TRACE_STEPS, the report of
-what its input has cost."""
+"""Tests of TRAINING_TIMING_BREAKDOWN, TRACE_STEPS and the input report.
+
+They report the right figures, and they do not change the results of a run.
+"""
 
 import gzip
 import json
@@ -26,7 +28,7 @@ BREAKDOWN = re.compile(
 
 @pytest.fixture(scope="module")
 def data(data: dict) -> dict[str, object]:
-    """16 steps of two micro-steps, validated before, in the middle and at the end."""
+    """Return settings of 16 steps of two micro-steps, with a validation every 8 steps."""
     more = {"ITERATIONS": 16, "VAL_LOSS_EVERY": 8, "TRAIN_LOG_EVERY": 4, "GRAD_ACCUM_STEPS": 2}
     return data | more | {"CHECKPOINT_EVERY": 0, "VAL_BATCH_SIZE": 4096}
 
@@ -53,17 +55,19 @@ def test_the_breakdown_has_the_published_lines(breakdown: Live, plain: Live) -> 
         times = [float(line[name]) for name in ("read", "forward", "backward", "clip", "optimizer")]
         assert min(times) > 0
     validated = [int(line["step"]) for line in found if float(line["val"]) > 0]
-    assert validated == [1, 9], "a validation is just before its step"
+    assert validated == [1, 9], "val_ms is the validation just before the step"
     before = [event["val_stage_time_ms"] for event in breakdown.events("validation")]
     shares = [float(found[i]["val"]) / ms for i, ms in zip((0, 8), before, strict=False)]
-    assert max(shares) < 1.01, "the phase is a part of the stage"
-    assert max(shares) > 0.5, "and most of it, but where the machine did something else"
+    assert max(shares) < 1.01, "val_ms is a part of val_stage_time_ms"
+    assert max(shares) > 0.5, "val_ms is most of it, at least once on a busy machine"
     assert "timing_breakdown" not in plain.text
 
 
 def test_phases_are_averaged_over_micro_steps_and_add_up(breakdown: Live) -> None:
-    """To the time of the first ten steps, but for what is in no phase; they never overlap, and
-    priming is not in them."""
+    """Their sum is at most the time of the first ten steps, so phases do not overlap.
+
+    The sum is not much less either, and the warm-up steps are not included.
+    """
     total = 0.0
     for line in BREAKDOWN.finditer(breakdown.text):
         if int(line["step"]) <= 10:
@@ -81,11 +85,14 @@ def test_the_breakdown_turns_overlap_off_and_changes_no_digit(breakdown: Live, p
 
 
 def read_trace(run: Live) -> list[dict]:
+    """Return the events of the trace that a run wrote."""
     with gzip.open(run.folder / "logs" / "r.trace.json.gz") as file:
         return json.load(file)["traceEvents"]
 
 
-def test_a_trace_of_so_many_steps_changes_no_digit(data: dict, plain: Live, tmp_path: Path) -> None:
+def test_a_trace_has_the_steps_and_changes_no_digit(
+    data: dict, plain: Live, tmp_path: Path
+) -> None:
     run = Live(tmp_path, **data | {"TRACE_STEPS": 3}).finish()
     marks = {e["name"] for e in read_trace(run) if e.get("cat") == "user_annotation"}
     assert sum(name.startswith("ProfilerStep") for name in marks) == 3
@@ -130,7 +137,7 @@ def test_input_cost_is_that_of_the_slowest_rank_since_the_start_or_resume(
 ) -> None:
     config = make_config(**data)
     run = train_gpt.Trainer(config, make_runtime(config), make_log(), open_data(config))
-    run.clock.total_ms = 1000.0  # of these, 900 before RESUME
+    run.clock.total_ms = 1000.0  # 900 of them before RESUME
     run.runtime.gather = lambda value: [value, slowest]
     waits = SimpleNamespace(total_wait_ms=5.0, bytes_read=0)
     train_gpt.log_end(run, waits, 900.0)

@@ -1,4 +1,4 @@
-"""The frozen record LeakyReLU^2 + legal TTT + Parallel Muon still runs, from data to score."""
+"""Test that the frozen record LeakyReLU^2 + legal TTT + Parallel Muon still trains and scores."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from running import ROOT, Corpus, run_script
 
 FOLDER = ROOT / "records/track_non_record_16mb/2026-11-21_LeakyReLU2_LegalTTT_ParallelMuon_Pipeline"
 SCRIPT = FOLDER / "train_gpt.py"
-# Small, but every part of it works.
+# A small model in which every part of the script is used.
 TINY = """
 NUM_LAYERS=3 MODEL_DIM=64 NUM_HEADS=4 NUM_KV_HEADS=2 MLP_MULT=17 VOCAB_SIZE=300 VE_LAYERS=1,2
 XSA_LAST_N=2 BIGRAM_VOCAB_SIZE=64 BIGRAM_DIM=16 VE_DIM=16 ROPE_DIMS=8 TRAIN_SEQ_LEN=32
@@ -18,13 +18,13 @@ EVAL_SEQ_LEN=32 TRAIN_BATCH_TOKENS=1024 VAL_BATCH_SIZE=2048 GRAD_ACCUM_STEPS=1 W
 ITERATIONS=12 WARMDOWN_ITERS=6 VAL_TOKENS=993 MAX_WALLCLOCK_SECONDS=0 EVAL_STRIDE=16
 TTT_CHUNK_TOKENS=256 TTT_ENABLED=1 TTT_EPOCHS=2 EMA_DECAY=0.8 DEVICE=cpu TORCH_COMPILE=0
 """
-# The results in their order: of the average, of the artifact, with windows, with learning.
+# The results in their order: averaged weights, artifact, sliding windows, test-time training.
 RESULTS = ["DIAGNOSTIC post_ema", "final_int6_roundtrip", "final_int6_sliding_window", "legal_ttt"]
 
 
 @pytest.mark.slow
-def test_it_trains_and_scores_in_packed_form(corpus: Corpus, tmp_path: Path) -> None:
-    """Which unpacks and executes the same source."""
+def test_the_packed_record_trains_and_scores(corpus: Corpus, tmp_path: Path) -> None:
+    """The packed script executes the same source."""
     settings = dict(pair.split("=") for pair in TINY.split())
     source = SCRIPT.read_bytes()
     script = tmp_path / "train_gpt.py"

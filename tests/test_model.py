@@ -1,5 +1,8 @@
-"""GPT is the documented model: loss and gradients of a plain reference, and for a SEED, to the bit
-and in their order, the initial weights of the challenge's script."""
+"""Tests of GPT.
+
+Loss and gradients equal those of a plain reference. For a SEED, the initial weights equal those of
+the challenge's script to the last bit, in the same order.
+"""
 
 import re
 from pathlib import Path
@@ -28,11 +31,11 @@ SHAPES += [{"NUM_LAYERS": 5, "TIE_EMBEDDINGS": 0, "NUM_KV_HEADS": 4}]
 
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
-    """So also: no position sees a later token, and every parameter has its part."""
+    """This also shows that no position sees a later token, and that every parameter is used."""
     config = tiny_config(**changes)
     model = tg.GPT(config, torch.float32)
     generator = torch.Generator().manual_seed(11)
-    with torch.no_grad():  # no parameter is constant: zero projections would hide most of it
+    with torch.no_grad():  # projections that are zero would hide errors
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=generator), alpha=0.3)
     tokens = torch.randint(0, config.vocab_size, (2, 7), generator=generator)
@@ -41,16 +44,16 @@ def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
     for t in reference.p.values():
         t.requires_grad_()
     logits = torch.cat([reference.logits(row) for row in x])
-    ours, theirs = model(x, y), F.cross_entropy(logits, y.flatten())
-    assert ours.dtype == torch.float32 and ours.shape == ()
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
-    ours.backward()
-    theirs.backward()
+    loss, reference_loss = model(x, y), F.cross_entropy(logits, y.flatten())
+    assert loss.dtype == torch.float32 and loss.shape == ()
+    assert loss.item() == pytest.approx(reference_loss.item(), rel=1e-5)
+    loss.backward()
+    reference_loss.backward()
     for name, p in model.named_parameters():
         if p.numel():
             wanted = reference.p[name].grad.float()
             torch.testing.assert_close(p.grad, wanted, rtol=1e-5, atol=1e-5, msg=name)
-            assert p.grad.abs().max() > 1e-5, f"{name} has no part in the loss"
+            assert p.grad.abs().max() > 1e-5, f"{name} has no effect on the loss"
 
 
 @pytest.mark.parametrize(
@@ -59,8 +62,10 @@ def test_loss_and_gradients_equal_a_plain_reference(changes: dict) -> None:
     ids=["default", "tiny", "untied"],
 )
 def test_initial_weights_are_the_challenges_to_the_bit(settings: dict, tensors: int) -> None:
-    """By name, in the order of its state dict, so that runs of any fork pair by seed. In float32,
-    whatever is computed in."""
+    """Names and order are those of the challenge's state dict, so runs of any fork pair by seed.
+
+    The weights are float32, whatever dtype the model computes in.
+    """
     config = make_config(**settings)
     torch.manual_seed(config.seed)
     expected = initial_state(config)
@@ -87,8 +92,8 @@ def test_a_run_starts_from_the_weights_of_its_seed(tmp_path: Path) -> None:
         assert all(torch.equal(t, expected[name]) for name, t in state.items())
 
 
-def test_a_parameter_that_no_rule_names_is_refused() -> None:
-    """What trains it would be a guess: a matrix outside of the blocks, one with three axes."""
+def test_a_parameter_without_a_rule_for_its_optimizer_is_refused() -> None:
+    """The parameters are a matrix outside of the blocks, and a tensor with three dimensions."""
     config, runtime = tiny_config(), make_runtime(tiny_config())
     for owner, name, shape in (("", "more", (2, 3)), ("blocks.1", "bank", (4, 2, 3))):
         model = tg.GPT(config, torch.float32)
@@ -100,7 +105,7 @@ def test_a_parameter_that_no_rule_names_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["fa3", "cudnn", "flash", "math"])
-def test_a_chosen_attention_is_the_only_one_or_ends_the_run_in_one_line(
+def test_a_chosen_attention_backend_is_the_only_one_or_an_error(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(name: str) -> None:

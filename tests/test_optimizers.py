@@ -1,6 +1,9 @@
-"""A step is plain Muon, a matrix at a time, and torch's Adam on all else, whatever is batched or
-shared out over ranks; no parameter is forgotten; rates and momentum follow their documented
-schedules, the gradient's norm its limit."""
+"""Tests of the optimizers.
+
+A step equals plain Muon, one matrix at a time, and torch's Adam on all other parameters, although
+the trainer batches matrices and shares them between ranks. No parameter is forgotten. Learning
+rates and momentum follow their documented schedules, and gradients are clipped to their limit.
+"""
 
 import copy
 import threading
@@ -24,7 +27,7 @@ from torch import nn
 
 SHAPE = {"NUM_LAYERS": 3, "NUM_HEADS": 4, "NUM_KV_HEADS": 2, "TRAIN_SEQ_LEN": 8}
 SHAPE |= {"TRAIN_BATCH_TOKENS": 64, "GRAD_ACCUM_STEPS": 0}
-# Rates fall from the third step on, and momentum rises up to the fourth.
+# Learning rates fall from the third step on, and momentum rises until the fourth step.
 SCHEDULE = {"ITERATIONS": 5, "WARMDOWN_ITERS": 3, "MUON_MOMENTUM_WARMUP_STEPS": 4}
 
 
@@ -33,23 +36,27 @@ def config_for(data: dict[str, str], **more: object) -> tg.Config:
 
 
 def random_gradients(model: tg.GPT, step: int) -> dict[str, torch.Tensor]:
+    """Return the gradients that a step must have, by the names of the parameters."""
     generator = torch.Generator().manual_seed(1000 + step)
     named = model.named_parameters()
     return {name: 0.3 * torch.randn(p.shape, generator=generator) for name, p in named}
 
 
 def make_trainer(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
-    """A trainer whose loss has the slopes that `random_gradients` says, a rank its share of them."""
+    """Return a Trainer whose loss has the gradients of `random_gradients`.
+
+    Each rank has a different share of them; the mean over the ranks is the whole gradient.
+    """
     trainer = tg.Trainer(config, runtime, make_log(), open_data(config))
     model = trainer.model
-    with torch.no_grad():  # none of its parameters is constant, so that no update can hide
+    with torch.no_grad():  # no parameter is constant, so that every update shows
         for p in model.parameters():
             noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()))
             p.add_(noise, alpha=0.1)
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         wanted = random_gradients(model, trainer.step)
-        share = 2 * (1 + runtime.rank) / (1 + runtime.world_size)  # on average 1
+        share = 2 * (1 + runtime.rank) / (1 + runtime.world_size)  # 1 in the mean over the ranks
         return share * sum((p * wanted[name]).sum() for name, p in model.named_parameters())
 
     model.forward = loss
@@ -57,7 +64,7 @@ def make_trainer(runtime: tg.Runtime, config: tg.Config) -> tg.Trainer:
 
 
 class PlainOptimizers:
-    """Muon one parameter at a time in its textbook form, torch's own Adam and clipping."""
+    """Textbook Muon, one parameter at a time, with torch's own Adam and gradient clipping."""
 
     def __init__(self, model: tg.GPT, config: tg.Config) -> None:
         self.model, self.config, self.averages = model, config, {}
@@ -122,18 +129,18 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_steps_equal_a_plain_reference(data: dict[str, str], variant: str) -> None:
-    """With the schedules and the clipping of the trainer's own step."""
+    """Both use the schedules and the clipping."""
     config = config_for(data, **VARIANTS[variant])
     trainer = make_trainer(make_runtime(config), config)
     plain = PlainOptimizers(copy.deepcopy(trainer.model), config)
-    ours, theirs = (dict(m.named_parameters()) for m in (trainer.model, plain.model))
+    found, wanted = (dict(m.named_parameters()) for m in (trainer.model, plain.model))
     batches = trainer.batches()
     for step in range(config.iterations):
-        before = {name: p.detach().clone() for name, p in ours.items()}
+        before = {name: p.detach().clone() for name, p in found.items()}
         trainer.train_step(batches)
         plain.step(step)
-        for name, p in ours.items():
-            torch.testing.assert_close(p, theirs[name], rtol=0, atol=2e-6, msg=f"{step} {name}")
+        for name, p in found.items():
+            torch.testing.assert_close(p, wanted[name], rtol=0, atol=2e-6, msg=f"{step} {name}")
             assert torch.equal(p, before[name]) == (p.numel() == 0), (step, name)
     batches.close()
 
@@ -141,15 +148,15 @@ def test_steps_equal_a_plain_reference(data: dict[str, str], variant: str) -> No
 def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
     data: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit; and as one process computes it, clipped to the norm of the whole gradient."""
+    """The ranks agree to the last bit, and with one process; the whole gradient is clipped."""
     more = {"NUM_LAYERS": 4, "NUM_KV_HEADS": 4, "GRAD_CLIP_NORM": 0.5, "ITERATIONS": 3}
     config, real, own = config_for(data, **more), tg.newton_schulz, threading.local()
 
-    def counted(x: torch.Tensor, iterations: int, dtype: torch.dtype) -> torch.Tensor:
+    def count_matrices(x: torch.Tensor, iterations: int, dtype: torch.dtype) -> torch.Tensor:
         own.shapes[tuple(x.shape[-2:])] += len(x)
         return real(x, iterations, dtype)
 
-    monkeypatch.setattr(tg, "newton_schulz", counted)
+    monkeypatch.setattr(tg, "newton_schulz", count_matrices)
 
     def train(count: int) -> list[tuple[Counter, dict[str, torch.Tensor]]]:
         ranks = SimulatedRanks(config, count)
@@ -168,9 +175,9 @@ def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
     assert shapes == {(32, 32): 3 * 16, (64, 32): 3 * 4, (32, 64): 3 * 4}
     for count in (2, 8):
         results = train(count)
-        assert sum((mine for mine, _ in results), Counter()) == shapes
+        assert sum((counts for counts, _ in results), Counter()) == shapes
         for shape, total in shapes.items():
-            shares = [mine[shape] for mine, _ in results]
+            shares = [counts[shape] for counts, _ in results]
             assert max(shares) - min(shares) <= 3 * (total // 3 % count > 0)
         for _, state in results:
             for name, t in state.items():
@@ -178,14 +185,14 @@ def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
                 torch.testing.assert_close(t, expected[name], rtol=0, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("cap", [0, 10])
-def test_no_warmdown_is_the_full_rate_to_the_end(cap: int) -> None:
-    config = make_config(ITERATIONS=100, WARMDOWN_ITERS=0, MAX_WALLCLOCK_SECONDS=cap)
+@pytest.mark.parametrize("time_limit", [0, 10])
+def test_without_warmdown_the_full_rate_lasts_to_the_end(time_limit: int) -> None:
+    config = make_config(ITERATIONS=100, WARMDOWN_ITERS=0, MAX_WALLCLOCK_SECONDS=time_limit)
     for step in (0, 1, 99, 100):
         assert tg.lr_multiplier(config, step, 99.0 * step) == 1.0
 
 
-def test_a_frozen_matrix_is_left_alone(tmp_path: Path) -> None:
+def test_a_frozen_matrix_has_no_optimizer(tmp_path: Path) -> None:
     config = make_config(**{**SMALL_MODEL, **byte_data(tmp_path)})
     model = tg.GPT(config, torch.float32)
     frozen = model.blocks[0].mlp.fc.weight.requires_grad_(False)

@@ -1,5 +1,9 @@
-"""Which tokens are batch k of a rank: those that the challenge's rules name, for any number of
-ranks and of micro-steps, in validation, and for another model. No token occurs twice here."""
+"""Tests of the order of tokens.
+
+The batches of every rank are those of the challenge's rules, for any number of ranks and of
+micro-steps, in training and in validation. The example with another model trains. In these tests,
+all tokens differ, so that an error in the order shows.
+"""
 
 import re
 from contextlib import closing
@@ -22,22 +26,23 @@ DISTINCT = np.random.default_rng(7).permutation(2**16)
 
 
 def config_for(folder: str | Path, **more: object) -> train_gpt.Config:
+    """Return a Config for the DISTINCT tokens in a folder."""
     return make_config(DATA_PATH=folder, VOCAB_SIZE=2**16, **more)
 
 
-# Sizes of the shards in tokens, seq_len, rows of a span, ranks, micro-steps (0: default), steps.
+# Tokens of each shard, seq_len, sequences per span, ranks, micro-steps (0: default), steps.
 TRAIN_CASES = [
-    ([1], 3, 2, 2, 0, 2),  # one token, over and over
-    ([5, 1, 7], 4, 1, 1, 1, 3),  # a batch longer than all shards
+    ([1], 3, 2, 2, 0, 2),  # a single token is repeated
+    ([5, 1, 7], 4, 1, 1, 1, 3),  # a batch has more tokens than all shards
     ([33, 33, 1, 200], 4, 2, 16, 0, 3),  # two ranks share a span
     ([9 * 8], 2, 4, 4, 4, 3),  # a step ends where the shards end
     ([31, 250, 2], 5, 6, 2, 8, 2),  # micro-batches are parts of a span
-    ([250] * 6, 6, 4, 8, 0, 4),  # the challenge's own cut
+    ([250] * 6, 6, 4, 8, 0, 4),  # as the challenge splits a step over 8 ranks
 ]
 
 
 @pytest.mark.parametrize("case", TRAIN_CASES)
-def test_every_batch_of_every_rank_is_that_of_the_rules(tmp_path: Path, case: tuple) -> None:
+def test_every_batch_of_every_rank_follows_the_rules(tmp_path: Path, case: tuple) -> None:
     sizes, seq_len, span_rows, ranks, parts, steps = case
     stream, step_tokens, crc = DISTINCT[: sum(sizes)], 8 * span_rows * seq_len, 0
     write_split(tmp_path, "train", stream, sizes[:-1])
@@ -56,19 +61,19 @@ def test_every_batch_of_every_rank_is_that_of_the_rules(tmp_path: Path, case: tu
     assert crc % 2**32 == data_crc_of_steps(stream, step_tokens, seq_len, steps)
 
 
-# Sizes of the shards, seq_len, ranks, micro-steps, rows of a rank's batch, VAL_BATCH_SIZE beyond
-# whole batches as a share of the next row, VAL_TOKENS (0: all).
+# Tokens of each shard, seq_len, ranks, micro-steps (0: default), sequences in a rank's batch, part
+# of a further sequence in VAL_BATCH_SIZE, VAL_TOKENS (0: all).
 VAL_CASES = [
-    ([60, 60], 6, 3, 0, 4, 0.0, 0),  # ranks of 6, 7 and 6 rows, batches of 4
-    ([2], 1, 9, 0, 1, 0.0, 0),  # one row: eight ranks have none
-    ([50, 10], 5, 2, 1, 2, 0.5, 51),  # the cut falls on the end of a row
-    ([50, 10], 5, 2, 1, 2, 0.5, 500),  # more asked for than there is
+    ([60, 60], 6, 3, 0, 4, 0.0, 0),  # the ranks have 6, 7 and 6 sequences, in batches of 4
+    ([2], 1, 9, 0, 1, 0.0, 0),  # one sequence: eight ranks have none
+    ([50, 10], 5, 2, 1, 2, 0.5, 51),  # VAL_TOKENS ends at the end of a sequence
+    ([50, 10], 5, 2, 1, 2, 0.5, 500),  # VAL_TOKENS is more than there are
 ]
 
 
 @pytest.mark.parametrize("case", VAL_CASES)
 def test_validation_predicts_every_token_once(tmp_path: Path, case: tuple) -> None:
-    """In batches of one shape: a rank's last one has rows to spare, without targets."""
+    """All batches of a rank have one shape; the last one may have rows without targets."""
     sizes, seq_len, ranks, micro_steps, batch_rows, spare, val_tokens = case
     stream, seen = DISTINCT[: sum(sizes)], []
     count = (min(len(stream), val_tokens or len(stream)) - 1) // seq_len
@@ -101,9 +106,9 @@ def test_validation_predicts_every_token_once(tmp_path: Path, case: tuple) -> No
 def test_the_example_trains_another_model(tmp_path: Path) -> None:
     readme = (ROOT / "tools" / "README.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    here = f"import sys\nsys.path.append({str(ROOT)!r})\nimport torch\ntorch.manual_seed(0)\n"
+    head = f"import sys\nsys.path.append({str(ROOT)!r})\nimport torch\ntorch.manual_seed(0)\n"
     script = tmp_path / "example.py"
-    script.write_text(here + block.replace("data/datasets/mine", str(tmp_path)))
+    script.write_text(head + block.replace("data/datasets/mine", str(tmp_path)))
     write_split(tmp_path, "train", np.arange(70_000) % 50, [20_000, 9_000])
     done = run_script(script, tmp_path / "run")
     assert done.code == 0, done.err

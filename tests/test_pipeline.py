@@ -1,5 +1,9 @@
-"""The reader's thread reads what it hands out, ahead of time, and no more. Whatever is wrong with a
-file is one line, after the good batches before it; no wait is without a limit, nor is close()."""
+"""Tests of the pipeline and its reader thread.
+
+The reader reads the right batches ahead of time, and nothing more. If a file is broken, the good
+batches before that come first, and then an error of one line. Every wait has a limit, and so has
+close().
+"""
 
 import errno
 import itertools
@@ -16,23 +20,23 @@ import numpy as np
 import pytest
 from running import make_config, make_runtime, open_pipeline, train_gpt, write_split
 
-SEQ_LEN, SPAN = 16, 33  # tokens; a batch is two rows and one token more: in training, a span
+SEQ_LEN, SPAN = 16, 33  # tokens; a training batch is one span: two sequences and one more token
 HEADER_BYTES = 1024
 TOKENS = np.random.default_rng(11).permutation(2**16)[: 40 * SPAN]
-VAL_BATCHES = 10  # of 20 rows, the first 321 tokens
+VAL_BATCHES = 10  # the validation set has 20 sequences, which are the first 321 tokens
 SETTINGS = {"TRAIN_BATCH_TOKENS": 8 * 2 * SEQ_LEN, "VAL_BATCH_SIZE": 8 * 2 * SEQ_LEN}
 SETTINGS |= {"TRAIN_SEQ_LEN": SEQ_LEN, "VOCAB_SIZE": 2**16}
 MODES = [("train", 1), ("train", 0), ("val", 1), ("val", 0)]  # split, prefetch
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    """No thread of the test outlives it."""
+def no_thread_stays() -> Iterator[None]:
+    """Assert that no thread outlives its test."""
     threads = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - threads:
         thread.join(5)
-        assert not thread.is_alive(), f"{thread.name} is left"
+        assert not thread.is_alive(), f"the thread {thread.name} is still running"
 
 
 @pytest.fixture
@@ -45,25 +49,26 @@ def data(tmp_path: Path) -> Path:
 def make_pipeline(
     folder: Path, split: str = "train", prefetch: int = 1, **options: object
 ) -> train_gpt.Pipeline:
-    """`options`: settings in capitals, and arguments of open_pipeline."""
+    """Open a pipeline; `options` are settings in capitals and arguments of open_pipeline."""
     settings = {name: options.pop(name) for name in list(options) if name.isupper()}
     settings = {**SETTINGS, "DATA_PATH": folder, f"{split.upper()}_PREFETCH": prefetch, **settings}
     return open_pipeline(make_config(**settings), split, **options)
 
 
 def first_token(split: str, number: int) -> int:
-    """Where batch `number` begins in the split."""
+    """Return the position at which batch `number` begins in the split."""
     return number * (SPAN if split == "train" else 2 * SEQ_LEN)
 
 
 def assert_batch(split: str, number: int, batch: train_gpt.Slot) -> None:
+    """Assert that x and y are those of batch `number`."""
     rows = np.arange(2 * SEQ_LEN).reshape(2, SEQ_LEN) + first_token(split, number)
     np.testing.assert_array_equal(batch.x, TOKENS[rows % len(TOKENS)])
     np.testing.assert_array_equal(batch.y, TOKENS[(rows + 1) % len(TOKENS)])
 
 
 class Reads:
-    """As the summary: counts the batches that were read, and the bytes the reader asked for."""
+    """A `summarize` function that counts the batches that were read."""
 
     def __init__(self) -> None:
         self.count, self.thread_id = 0, 0
@@ -73,8 +78,8 @@ class Reads:
         self.count += 1
         return self.count
 
-    def reach(self, count: int) -> None:
-        """Returns when `count` batches were read; fails if more are."""
+    def wait_for(self, count: int) -> None:
+        """Wait until `count` batches were read; fail if more are read."""
         deadline = time.monotonic() + 20
         while self.count < count:
             assert time.monotonic() < deadline, f"{self.count} of {count} batches were read"
@@ -83,29 +88,31 @@ class Reads:
         assert self.count == count
 
     def num_bytes(self) -> int:
-        """By the kernel's own account of the reader's thread."""
+        """Return the number of bytes that the reader thread read, as the kernel counts them."""
         text = Path(f"/proc/self/task/{self.thread_id}/io").read_text()
         return int(re.search(r"rchar: (\d+)", text)[1])
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
-def test_the_reader_is_as_far_ahead_as_the_queue_long(data: Path, split: str, depth: int) -> None:
-    """Never less, where it had the time, and never more. And what it reads ahead does not go where
-    the batch lies that was handed out last."""
+def test_the_reader_is_ahead_by_the_length_of_the_queue(data: Path, split: str, depth: int) -> None:
+    """Given enough time, the reader is never less ahead, and it is never more ahead.
+
+    Batches that are read ahead do not overwrite the batch that was handed out last.
+    """
     name, reads = f"{split.upper()}_PREFETCH_QUEUE", Reads()
     settings = {name: max(depth, 1), "summarize": reads}
     with closing(make_pipeline(data, split, int(depth > 0), **settings)) as batches:
-        reads.reach(depth)
+        reads.wait_for(depth)
         for number in range(VAL_BATCHES):
             batch = next(batches)
             ahead = number + 1 + depth
-            reads.reach(ahead if split == "train" else min(ahead, VAL_BATCHES))
+            reads.wait_for(ahead if split == "train" else min(ahead, VAL_BATCHES))
             assert_batch(split, number, batch)
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 1), (7, 8), (5, 16)])
-def test_a_rank_reads_what_it_uses_and_no_more(tmp_path: Path, rank: int, ranks: int) -> None:
+def test_a_rank_reads_only_the_tokens_that_it_uses(tmp_path: Path, rank: int, ranks: int) -> None:
     write_split(tmp_path, "train", TOKENS, [50, 3, 400])
     reads, runtime = Reads(), make_runtime(make_config(**SETTINGS), rank, ranks)
     with closing(make_pipeline(tmp_path, prefetch=0, runtime=runtime, summarize=reads)) as batches:
@@ -118,7 +125,7 @@ def test_a_rank_reads_what_it_uses_and_no_more(tmp_path: Path, rank: int, ranks:
 
 
 def break_reads(monkeypatch: pytest.MonkeyPatch, shard: train_gpt.Shard, act: Callable) -> None:
-    """Calls `act` for each read of the shard, as a disk that breaks or hangs would."""
+    """Call `act` before each read of the shard, to simulate a disk that breaks or hangs."""
     read = os.preadv
 
     def preadv(descriptor: int, *arguments: object) -> int:
@@ -133,7 +140,8 @@ def break_reads(monkeypatch: pytest.MonkeyPatch, shard: train_gpt.Shard, act: Ca
 def test_the_error_comes_after_the_good_batches(
     tmp_path: Path, split: str, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = first_token(split, 4) + (split == "val")  # batches share a token in validation
+    # In validation, neighbouring batches share a token.
+    good = first_token(split, 4) + (split == "val")
     write_split(tmp_path, split, TOKENS[: 20 * SEQ_LEN + 1], [good])
     config = make_config(DATA_PATH=tmp_path, VOCAB_SIZE=2**16, TRAIN_SEQ_LEN=SEQ_LEN)
     shards = train_gpt.Shards(config, split)
@@ -142,7 +150,7 @@ def test_the_error_comes_after_the_good_batches(
     with closing(make_pipeline(tmp_path, split, prefetch, shards=shards)) as batches:
         for number in range(4):
             assert_batch(split, number, next(batches))
-        for _ in range(2):  # whoever asks again is answered again
+        for _ in range(2):  # asking again gives the same error
             with pytest.raises(train_gpt.RunError, match="Input/output error") as caught:
                 next(batches)
             assert f"{shards.shards[1].path} at byte {HEADER_BYTES}" in str(caught.value)
@@ -150,8 +158,10 @@ def test_the_error_comes_after_the_good_batches(
 
 
 @pytest.mark.parametrize(("split", "prefetch"), MODES)
-def test_what_is_renamed_to_a_shard_is_not_read(tmp_path: Path, split: str, prefetch: int) -> None:
-    """Nor what a link to the folder points at later: a shard is the file that it was."""
+def test_a_file_that_replaces_an_open_shard_is_not_read(
+    tmp_path: Path, split: str, prefetch: int
+) -> None:
+    """A link to the folder may also be changed: the run keeps the files that it opened."""
     write_split(tmp_path / "old", split, TOKENS, [100])
     write_split(tmp_path / "new", split, TOKENS[::-1], [100])
     (tmp_path / "data").symlink_to("old")
@@ -169,7 +179,7 @@ def test_what_is_renamed_to_a_shard_is_not_read(tmp_path: Path, split: str, pref
 def hanging_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., train_gpt.Pipeline]]:
-    """A pipeline that reads two batches, and then waits for a disk that is gone until the end."""
+    """Give a function that opens a pipeline whose disk hangs after two batches."""
     back = threading.Event()
 
     def make(prefetch: int = 1, **options: object) -> train_gpt.Pipeline:
@@ -188,7 +198,7 @@ def hanging_pipeline(
 def test_a_read_that_hangs_is_an_error_after_the_good_batches(
     hanging_pipeline: Callable[..., train_gpt.Pipeline], prefetch: int
 ) -> None:
-    """And close() leaves it alone after half a second."""
+    """close() stops waiting for the hanging read after half a second."""
     batches = hanging_pipeline(prefetch, DATA_STALL_SECONDS=0.4)
     for number in range(2):
         assert_batch("train", number, next(batches))
@@ -201,18 +211,18 @@ def test_a_read_that_hangs_is_an_error_after_the_good_batches(
     assert time.monotonic() - start < 2.5 and batches.thread.is_alive()
 
 
-def test_work_on_tokens_that_were_read_is_no_stall(data: Path) -> None:
-    """As on a busy machine, or where an edit of `summarize` takes long."""
+def test_slow_work_on_tokens_is_not_a_stall(data: Path) -> None:
+    """The machine may be busy, or an edit of `summarize` may be slow."""
     options = {"DATA_STALL_SECONDS": 0.2, "summarize": lambda *_: time.sleep(0.8)}
     with closing(make_pipeline(data, **options)) as batches:
         for number in range(2):
             assert_batch("train", number, next(batches))
 
 
-def test_time_in_which_the_process_was_suspended_is_no_stall(
+def test_time_in_which_the_process_was_suspended_is_not_a_stall(
     hanging_pipeline: Callable[..., train_gpt.Pipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that SIGSTOP halts for a minute finds a clock that went on; its reads did not."""
+    """If SIGSTOP halts a job for a minute, its clock goes on, but its reads do not."""
     batches = hanging_pipeline(DATA_STALL_SECONDS=2.0)
     take_batches(batches, 2)
     clock = time.monotonic

@@ -1,4 +1,8 @@
-"""The learning rate is the published one, whatever the host knows late; a run fills its time."""
+"""Tests of the learning rate under a time limit, on a simulated device.
+
+The learning rate follows the published formula, although the host learns times and losses late. A
+run uses the whole time limit.
+"""
 
 import math
 import time
@@ -15,15 +19,16 @@ TINY |= {"VAL_BATCH_SIZE": 1024, "GRAD_ACCUM_STEPS": 0, "VAL_LOSS_EVERY": 0}
 
 @pytest.fixture(autouse=True)
 def no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Trainers in this process: they hold what the tests replace in them."""
-    for name in ("save_checkpoint", "warm_up"):  # what is simulated cannot be saved
+    """Turn off checkpoints and warm-up steps: a Trainer with replaced methods cannot be saved."""
+    for name in ("save_checkpoint", "warm_up"):
         monkeypatch.setattr(tg, name, lambda run: None)
 
 
 class Device:
-    """A host that issues a step in `host_ms`, and a device that works for `device_ms` on each.
+    """A simulated host, which issues a step in `host_ms`, and a device, which takes `device_ms`.
 
-    With device_ms = 0 it is a CPU: what is issued is done. Else torch.cuda's events are played.
+    With device_ms = 0 it is a CPU: a step is done when it has been issued. Otherwise torch.cuda's
+    events and synchronization are replaced.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, host_ms: float, device_ms: float) -> None:
@@ -34,19 +39,23 @@ class Device:
             monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.wait(self.busy_until))
             monkeypatch.setattr(torch.cuda, "Event", lambda **_: Event(self))
 
-    def wait(self, until: float) -> None:
-        self.now = max(self.now, until)
+    def wait(self, end: float) -> None:
+        """Let the host wait until the time `end`."""
+        self.now = max(self.now, end)
 
     def issue(self) -> None:
+        """Issue a step."""
         self.busy_until = max(self.busy_until, self.now) + self.device_s
         self.now += self.host_s
 
     def elapsed_ms(self) -> float:
-        """What the steps issued so far will have taken."""
+        """Return the time that all steps issued so far take, until the last one is done."""
         return 1e3 * (max(self.now, self.busy_until) - 1000.0)
 
 
 class Event:
+    """A stand-in for torch.cuda.Event."""
+
     def __init__(self, device: Device) -> None:
         self.device, self.at = device, math.inf
 
@@ -61,7 +70,7 @@ class Event:
 
 
 class NoInput:
-    """Batches without an end and without a thread."""
+    """A stand-in for the Pipeline: endless batches without data and without a thread."""
 
     total_wait_ms, bytes_read, rows, x, y = 0.0, 0, range(1), None, None
     summary = 0

@@ -1,5 +1,8 @@
-"""A run as a user sees it: the lines and events of its log, its score and artifact, ranks and
-micro-steps, which change only rounding, and the cap, which ends all ranks in time."""
+"""Tests of a run as a user sees it.
+
+They check the lines and events of the log, the score and the artifact. The number of ranks and of
+micro-steps changes results by rounding only, and the time limit ends all ranks in time.
+"""
 
 import json
 import os
@@ -13,14 +16,14 @@ from faults.live import Live, assert_same_result, edit_each_step
 from running import ROOT, SMALL_MODEL, Corpus, Run, make_config, run_trainer, train_gpt
 
 ReferenceRun = Callable[[int], Live]
-# ReferenceRun lines in their order; the file says what stands in brackets.
+# The lines of a log in their order. The head of the file explains the placeholders in brackets.
 LINES = (ROOT / "tests/log_lines.txt").read_text("utf-8").splitlines()[2:]
 PLACEHOLDERS = {"n": r"\d+", "*": r"\S+", "**": ".+", "step": r"data_crc:[0-9a-f]{8} eta:\d+s"}
 PLACEHOLDERS |= {f".{digits}f": rf"\d+\.\d{{{digits}}}" for digits in (2, 3, 4, 8)}
 
 
 def line_pattern(line: str) -> str:
-    """A regular expression for a line of LINES."""
+    """Return a regular expression for a line of LINES."""
     parts = re.split("<(.*?)>", line)
     parts[0::2] = map(re.escape, parts[0::2])
     parts[1::2] = [PLACEHOLDERS[name] for name in parts[1::2]]
@@ -29,7 +32,7 @@ def line_pattern(line: str) -> str:
 
 @pytest.fixture(scope="module")
 def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """60 steps by `python train_gpt.py` with everything at its default, and two priming steps."""
+    """Run 60 steps with `python train_gpt.py` and a small model, after two warm-up steps."""
     folder = tmp_path_factory.mktemp("reference")
     settings = {**corpus.env, **SMALL_MODEL, "ITERATIONS": 60, "RUN_ID": "reference"}
     settings |= {"TRAIN_LOG_EVERY": 20, "VAL_LOSS_EVERY": 30, "WARMUP_STEPS": 2}
@@ -40,7 +43,7 @@ def reference(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return done
 
 
-def test_the_log_has_every_line_of_the_challenges(reference: Run) -> None:
+def test_the_log_has_every_line_of_the_challenges_log(reference: Run) -> None:
     lines, position = reference.out.splitlines(), 0
     for line in LINES:
         pattern = line_pattern(line)
@@ -63,20 +66,22 @@ def test_the_file_begins_with_the_script_and_the_console_does_not(reference: Run
     *lines, score, end = lines.splitlines()
     assert score.startswith("final_int8_zlib_roundtrip_exact ") and end == "finished"
     console = iter(reference.out.splitlines())
-    assert all(line in console for line in [*lines, score]), "in this order"
+    assert all(line in console for line in [*lines, score]), (
+        "the console has the lines in this order"
+    )
     assert list(console) == ["finished: see logs/reference.txt"]
-    assert reference.err == "", "of a run without trouble"
+    assert reference.err == "", "a run without trouble prints nothing to stderr"
 
 
-def test_events_say_what_the_lines_say(reference: Run) -> None:
+def test_events_have_the_values_of_the_lines(reference: Run) -> None:
     text = reference.log_path.with_suffix(".jsonl").read_text(encoding="utf-8")
-    said = [json.loads(line) for line in text.splitlines()]
-    names = [event["event"] for event in said]
+    events = [json.loads(line) for line in text.splitlines()]
+    names = [event["event"] for event in events]
     assert names[:4] == ["run", "config", "made_of", "hardware"]
     assert names[-3:] == ["artifact", "score", "end"]
-    assert (said[-1]["status"], said[-1]["exit_code"]) == ("finished", 0)
+    assert (events[-1]["status"], events[-1]["exit_code"]) == ("finished", 0)
     shown = {"iterations": 60, "model_dim": 32, "tie_embeddings": True}
-    assert shown.items() <= said[1].items()
+    assert shown.items() <= events[1].items()
     losses = [f"{event['train_loss']:.4f}" for event in reference.events("step")]
     assert losses == reference.values("train_loss")
     scores = [f"{event['val_bpb']:.4f}" for event in reference.events("validation")]
@@ -85,7 +90,7 @@ def test_events_say_what_the_lines_say(reference: Run) -> None:
     assert f"{score['val_bpb']:.8f}" == reference.values("val_bpb")[-1]
 
 
-def test_events_and_fields_are_those_of_logs_readme(reference: Run) -> None:
+def test_events_and_fields_are_those_in_logs_readme(reference: Run) -> None:
     text = (ROOT / "logs" / "README.md").read_text(encoding="utf-8")
     text = text.split("## `<RUN_ID>.jsonl`")[1]
     table = re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE)
@@ -94,23 +99,23 @@ def test_events_and_fields_are_those_of_logs_readme(reference: Run) -> None:
     written: dict[str, set[str]] = {}
     for event in map(json.loads, reference.log_path.with_suffix(".jsonl").open(encoding="utf-8")):
         written.setdefault(event["event"], set()).update(event.keys() - {"event", "time"})
-    assert written.keys() == documented.keys() - {"rank_failed"}  # of a run that fails
+    assert written.keys() == documented.keys() - {"rank_failed"}  # only a run that fails writes it
     for name in written.keys() - {"made_of"}:
         optional = {"partial_val", "resumed_from", "unknown_targets"}
         assert written[name] == documented[name] - optional, name
 
 
-def test_losses_fall_and_the_artifact_is_as_good(reference: Run) -> None:
+def test_losses_fall_and_the_artifact_scores_as_well(reference: Run) -> None:
     first, _, last, _, scored = (float(value) for value in reference.values("val_bpb"))
     assert last < 0.75 * first
     assert abs(scored - last) < 0.05
 
 
-SAME = [(0, 8, 0), (1, 0, 0), (2, 0, 0), (2, 1, 0), (4, 4, 0)]
-SAME += [pytest.param(0, 1, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+EQUIVALENT = [(0, 8, 0), (1, 0, 0), (2, 0, 0), (2, 1, 0), (4, 4, 0)]
+EQUIVALENT += [pytest.param(0, 1, 1, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 
 
-@pytest.mark.parametrize(("ranks", "micro_steps", "compiled"), SAME)
+@pytest.mark.parametrize(("ranks", "micro_steps", "compiled"), EQUIVALENT)
 def test_ranks_micro_steps_and_the_compiler_change_only_rounding(
     reference_run: ReferenceRun,
     data: dict,
@@ -119,22 +124,22 @@ def test_ranks_micro_steps_and_the_compiler_change_only_rounding(
     micro_steps: int,
     compiled: int,
 ) -> None:
-    """Only one rank speaks."""
+    """Only one rank prints."""
     settings = {"GRAD_ACCUM_STEPS": micro_steps, "TORCH_COMPILE": compiled}
     run = Live(tmp_path, ranks, **data | settings).finish()
     shown = micro_steps or 8 // max(1, ranks)
     assert f"world_size:{max(1, ranks)} grad_accum_steps:{shown}\n" in run.text
     assert run.out.count("seed:1337") == 1
-    for mine, theirs in zip(run.measurements(), reference_run(0).measurements(), strict=True):
-        assert (mine[0], mine[-1]) == (theirs[0], theirs[-1])  # step, data_crc
-        for a, b in zip(mine[1:4], theirs[1:4], strict=True):
+    for found, wanted in zip(run.measurements(), reference_run(0).measurements(), strict=True):
+        assert (found[0], found[-1]) == (wanted[0], wanted[-1])  # step, data_crc
+        for a, b in zip(found[1:4], wanted[1:4], strict=True):
             assert a == b is None or a == pytest.approx(b, abs=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_one_optimizer_for_all_parameters_compiles(data: dict, tmp_path: Path) -> None:
-    """An edit that has no Muon."""
+    """The edit replaces Adam and Muon by AdamW."""
     made = "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n"
     own = "        self.adam = torch.optim.AdamW(self.model.parameters(), lr=3e-3)\n"
     edits = {made: own, '"muon": self.muon, ': "", "in self.muon.param_groups:": "in self.groups:"}
@@ -143,7 +148,7 @@ def test_one_optimizer_for_all_parameters_compiles(data: dict, tmp_path: Path) -
 
 
 def test_replicas_are_equal_to_the_bit_though_kernels_are_not(data: dict, tmp_path: Path) -> None:
-    """Each rank's Newton-Schulz differs in the last bit; weights are compared at the end."""
+    """Newton-Schulz differs in the last bit on each rank. The run compares weights at its end."""
     line = "                update = self.newton_schulz(nesterov, self.iterations, self.dtype)\n"
     edits = {line: line + "                update = update * (1 + self.runtime.rank * 2.0**-23)\n"}
     Live(tmp_path, 4, edits, **data | {"ITERATIONS": 30}).finish()
@@ -164,8 +169,8 @@ def test_partial_validation_is_marked_everywhere(data: dict, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) -> None:
-    """A slow first step, without priming, does not end it early."""
+def test_the_time_limit_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) -> None:
+    """A slow first step, without warm-up steps, does not end the run early."""
     settings = {"ITERATIONS": 100_000, "MAX_WALLCLOCK_SECONDS": 2.5, "VAL_LOSS_EVERY": 0}
     settings["CHECKPOINT_EVERY"] = 0
     slow = edit_each_step("time.sleep(self.step == 0)")
@@ -177,16 +182,18 @@ def test_the_cap_ends_all_ranks_in_time(data: dict, tmp_path: Path, ranks: int) 
     assert run.events("step")[-1]["step"] == steps, "the last loss is logged"
 
 
-def test_a_run_that_the_cap_has_ended_is_over_after_resume(data: dict, tmp_path: Path) -> None:
-    """At the pace of all its steps, the first one of which was fast, another would fit in."""
+def test_a_run_that_the_time_limit_ended_stays_ended_after_resume(
+    data: dict, tmp_path: Path
+) -> None:
+    """By the mean time of its steps, of which the first was fast, one more step would fit."""
     settings = data | {"ITERATIONS": 100, "MAX_WALLCLOCK_SECONDS": 1.75, "RESUME": "auto"}
     settings |= {"CHECKPOINT_EVERY": 0, "VAL_LOSS_EVERY": 0}
     slow = edit_each_step("time.sleep(0.6 * (self.step > 0))")
     first = Live(tmp_path, 0, slow, **settings).finish()
     [last] = first.checkpoint_steps()
-    artifact, digits = first.artifact(), first.measurements()
+    artifact, measured = first.artifact(), first.measurements()
     again = Live(tmp_path, 0, slow, **settings).finish()
-    assert not again.resumed_steps() and again.measurements() == [*digits, digits[-1]]
+    assert not again.resumed_steps() and again.measurements() == [*measured, measured[-1]]
     assert again.artifact() == artifact
     longer = Live(tmp_path, 0, slow, **settings | {"MAX_WALLCLOCK_SECONDS": 2.6}).finish()
     assert longer.resumed_steps() == [last] and longer.checkpoint_steps()[-1] > last
@@ -199,27 +206,27 @@ def test_a_second_run_in_the_folder_overwrites_no_result(data: dict, tmp_path: P
     assert (tmp_path / "logs" / "r.int8.ptz").read_bytes() == artifact != second.artifact()
 
 
-def test_a_full_disk_costs_lines_of_the_log(
+def test_a_full_disk_loses_lines_of_the_log_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    """As long as it is full; never the run. The other file, elsewhere, has all."""
+    """Lines are lost only while the disk is full. The other log, on another disk, has them all."""
     monkeypatch.chdir(tmp_path)
     log = train_gpt.RunLog("r")
     assert log.open(is_new=True) == ""
     log.line("first")
     file = log.files[".txt"].fileno()
-    there = os.dup(file)
+    file_copy = os.dup(file)
     os.dup2(os.open("/dev/full", os.O_WRONLY), file)
     for number in range(3):
         log.line(f"step:{number}")
         log.event("step", step=number)
-    os.dup2(there, file)
+    os.dup2(file_copy, file)
     log.line("last")
-    log.warn("said")
-    said = capsys.readouterr()
-    assert said.out == "first\nstep:0\nstep:1\nstep:2\nlast\nWARNING: said\n"
+    log.warn("careful")
+    printed = capsys.readouterr()
+    assert printed.out == "first\nstep:0\nstep:1\nstep:2\nlast\nWARNING: careful\n"
     assert (
-        said.err.count(
+        printed.err.count(
             "WARNING: a line could not be written to logs/r.txt: No space left on device\n"
         )
         == 3
@@ -227,12 +234,14 @@ def test_a_full_disk_costs_lines_of_the_log(
     lines = log.path.with_suffix(".jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
     text = log.path.read_text()
-    assert text.startswith("first\n") and text.endswith("last\nWARNING: said\n")
+    assert text.startswith("first\n") and text.endswith("last\nWARNING: careful\n")
 
 
 def test_machines_that_share_no_disk_train_as_one(corpus: Corpus, tmp_path: Path) -> None:
-    """Each with one rank, in a folder with data of its own. RESUME takes the newest checkpoint,
-    whoever has it; only rank 0 writes."""
+    """Each machine has one rank, and its own folder with a copy of the data.
+
+    RESUME takes the newest checkpoint, whichever machine has it. Only rank 0 writes.
+    """
     settings = SMALL_MODEL | {"CHECKPOINT_EVERY": 4, "WARMDOWN_ITERS": 0, "VAL_LOSS_EVERY": 0}
     settings |= {"RUN_ID": "r", "RESUME": "auto"}
     one = Live(tmp_path / "one", 2, **settings | corpus.env).finish()

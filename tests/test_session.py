@@ -1,4 +1,4 @@
-"""tests/gpu/session.py on a CPU, with scripts that print what a trainer prints."""
+"""Tests of tests/gpu/session.py on a CPU, with scripts that print what a trainer prints."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import session
 from running import Call, Corpus, clean_environment
 
-# It notes how it was run, prints the step lines, and writes what a trace run of ours leaves.
+# A stand-in for a trainer: it writes how it was called, prints step lines, and writes a trace.
 SCRIPT = """
 import gzip, json, os, time
 last, every = int(os.environ["ITERATIONS"]), int(os.environ.get("TRAIN_LOG_EVERY", 1))
@@ -18,7 +18,7 @@ for step in range(1, last + 1):
         took = step * (MS + off)
         print(f"step:{step}/{last} train_loss:{7 - step / 100:.4f} train_time:{took}ms", flush=True)
 if every > 1:
-    time.sleep(600)  # the validation, which nobody waits for
+    time.sleep(600)  # a validation, which the session does not wait for
 os.makedirs("logs")
 with open("logs/run.jsonl", "w") as log:
     print(json.dumps({"event": "step", "input_wait_percent": 9.0 if off else 0.5}), file=log)
@@ -44,7 +44,7 @@ def script(folder: Path, name: str, ms: int) -> Path:
     return folder / f"{name}.py"
 
 
-def test_the_scripts_are_measured_in_turns_and_the_table_is_written(
+def test_the_variants_are_measured_alternately_and_the_table_is_written(
     tmp_path: Path, call: Call
 ) -> None:
     page = tmp_path / "page.md"

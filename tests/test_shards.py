@@ -1,6 +1,7 @@
-"""A split is its whole shards in the order of their numbers, one endless stream of tokens.
+"""Tests of shards.
 
-A truncated or corrupt one is refused before anything starts, in a line that names it.
+The shards of a split, in the order of their numbers, are one endless stream of tokens. A truncated
+or corrupt shard is refused before anything starts, with one line that has its path.
 """
 
 import os
@@ -20,48 +21,48 @@ from running import (
     write_shard,
 )
 
-TOKENS = np.arange(1, 201)  # 200 tokens: a whole file of them has 1024 + 400 = 1424 bytes
+TOKENS = np.arange(1, 201)  # a complete shard of 200 tokens has 1024 + 400 = 1424 bytes
 
 
-def shard_bytes(count: int = 200, magic: int = 20240520, version: int = 1) -> bytes:
+def make_shard(count: int = 200, magic: int = 20240520, version: int = 1) -> bytes:
     header = struct.pack("<3i", magic, version, count).ljust(1024, b"\0")
     return header + TOKENS.astype("<u2").tobytes()
 
 
-# What is wrong -> (the file, the words that say it).
+# {what is wrong: (content of the file, words that the message must have)}
 DAMAGED = {
-    "magic": (shard_bytes(magic=20240521), ["20240521", "1424 bytes"]),
-    "version": (shard_bytes(version=2), ["20240520, 2", "1424 bytes"]),
-    "cut_off": (shard_bytes()[:-1], ["20240520, 1, 200", "1423 bytes"]),
-    "no_tokens": (shard_bytes(0)[:1024], ["20240520, 1, 0", "1024 bytes"]),
-    "half_a_header": (shard_bytes()[:7], []),
+    "magic": (make_shard(magic=20240521), ["20240521", "1424 bytes"]),
+    "version": (make_shard(version=2), ["20240520, 2", "1424 bytes"]),
+    "cut_off": (make_shard()[:-1], ["20240520, 1, 200", "1423 bytes"]),
+    "no_tokens": (make_shard(0)[:1024], ["20240520, 1, 0", "1024 bytes"]),
+    "half_a_header": (make_shard()[:7], []),
     "empty": (b"", ["0 bytes"]),
 }
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_shard_is_refused_and_named(tmp_path: Path, name: str, split: str) -> None:
+def test_a_damaged_shard_is_refused_with_its_path(tmp_path: Path, name: str, split: str) -> None:
     content, words = DAMAGED[name]
     config = make_config(**byte_data(tmp_path), TRAIN_SEQ_LEN=32, RUN_ID="r")
     assert not any(str(tmp_path) in fault for fault in train_gpt.check_settings(config, {})[0])
     path = tmp_path / f"fineweb_{split}_000001.bin"
     path.write_bytes(content)
-    [said] = [fault for fault in train_gpt.check_settings(config, {})[0] if str(path) in fault]
+    [message] = [fault for fault in train_gpt.check_settings(config, {})[0] if str(path) in fault]
     for word in [*words, "truncated or corrupt shard", "download or make it again"]:
-        assert word in said.replace(str(path), ""), said
-    assert "\n" not in said
+        assert word in message.replace(str(path), ""), message
+    assert "\n" not in message
 
 
 def find_faults(folder: Path) -> str:
-    """What the trainer says of a data set."""
+    """Return the faults that the trainer finds in a data set, as one text."""
     settings = {"DATA_PATH": folder, "TOKENIZER_PATH": folder / "byte.json", "VOCAB_SIZE": 260}
     faults, _ = train_gpt.check_settings(make_config(**settings, TRAIN_SEQ_LEN=32), {})
     assert all("\n" not in fault for fault in faults)
     return "; ".join(faults)
 
 
-def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:
+def test_a_shard_that_is_not_a_regular_file_gives_one_line(tmp_path: Path) -> None:
     byte_data(tmp_path)
     path = tmp_path / "fineweb_train_000001.bin"
     path.symlink_to("nowhere")
@@ -81,7 +82,7 @@ def test_what_is_no_file_among_the_shards_is_one_line(tmp_path: Path) -> None:
 def test_a_start_opens_each_shard_once_and_reads_its_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of shards of 400 KB. A start that read all would take minutes with the challenge's 16 GB."""
+    """The shards have 400 KB. Reading all of the challenge's 16 GB would take minutes."""
     data = byte_data(tmp_path, train_tokens=200_000, val_tokens=200_001)
     config = make_config(**{**SMALL_MODEL, **data, "RUN_ID": "r"})
     opened, read = Mock(wraps=os.open), Mock(wraps=os.pread)
@@ -96,7 +97,7 @@ def test_a_start_opens_each_shard_once_and_reads_its_ends(
     assert [call.args[1] for call in read.call_args_list] == 4 * [65_536]
 
 
-def test_names_that_are_no_shards_are_ignored(tmp_path: Path) -> None:
+def test_files_with_other_names_are_ignored(tmp_path: Path) -> None:
     byte_data(tmp_path)
     names = "val_bytes_000000.bin", "train_000000 (copy).bin", "train_000003.bin.part"
     for name in names:
@@ -104,22 +105,22 @@ def test_names_that_are_no_shards_are_ignored(tmp_path: Path) -> None:
     assert find_faults(tmp_path) == ""
 
 
+# {split and numbers of the shards: the number at which there is a gap}
 NUMBERS = {"train 0 1 3": 3, "train 2": 2, "train 1 3": 3, "train 1 2 3": None, "val 1": 1}
 
 
 @pytest.mark.parametrize("numbers", NUMBERS)
-def test_numbers_of_shards_are_without_a_gap(tmp_path: Path, numbers: str) -> None:
-    """From 0 on, in training also from 1 on."""
+def test_numbers_of_shards_must_not_have_a_gap(tmp_path: Path, numbers: str) -> None:
+    """They begin at 0; those of training shards may begin at 1."""
     split, *each = numbers.split()
     paths = [tmp_path / f"fineweb_{split}_{int(number):06d}.bin" for number in each]
     for path in paths:
         write_shard(path, TOKENS)
-    config, named = make_config(DATA_PATH=tmp_path), NUMBERS[numbers]
-    if named is None:
+    config, wrong_number = make_config(DATA_PATH=tmp_path), NUMBERS[numbers]
+    if wrong_number is None:
         assert [s.path for s in train_gpt.Shards(config, split).shards] == paths
     else:
-        words = (
-            f"^{tmp_path}/fineweb_{split}_{named:06d}.bin: the shard with number .* should come "
-        )
+        path = f"{tmp_path}/fineweb_{split}_{wrong_number:06d}.bin"
+        words = f"^{path}: the shard with number .* should come next; get that shard, or "
         with pytest.raises(train_gpt.RunError, match=words):
             train_gpt.Shards(config, split)

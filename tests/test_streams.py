@@ -1,7 +1,10 @@
-"""On CUDA a batch goes from a host slot over a device slot to the model, by streams that run on
-their own. Here the trainer's own Pipeline works on a stand-in for CUDA, which does
-what it is given late, in random orders that CUDA allows: no batch is ever wrong. Each of the waits
-that order the streams is needed. What is ready goes up at once, and waits for input are measured.
+"""Tests of the pipeline's CUDA streams, on a simulation of CUDA.
+
+On CUDA, a batch is copied from a host slot to a device slot and converted for the model, by streams
+that run asynchronously. Here the trainer's own Pipeline uses a stand-in for CUDA, which executes
+its work late, in random orders that CUDA allows. No batch may ever be wrong, and each wait that
+orders the streams must be needed. A batch that is ready must be uploaded at once, and waits for
+input must be measured correctly.
 """
 
 import collections
@@ -18,7 +21,7 @@ import pytest
 import torch
 from running import make_config, make_runtime, open_pipeline, train_gpt, write_split
 
-SEQ_LEN, SPAN, BATCHES = 2, 5, 12  # a batch is a span of two rows; token i of the stream is i
+SEQ_LEN, SPAN, BATCHES = 2, 5, 12  # a batch is a span of two sequences; token i is i
 CONFIG = {"TRAIN_SEQ_LEN": SEQ_LEN, "TRAIN_BATCH_TOKENS": 8 * 2 * SEQ_LEN}
 
 
@@ -26,9 +29,12 @@ CONFIG = {"TRAIN_SEQ_LEN": SEQ_LEN, "TRAIN_BATCH_TOKENS": 8 * 2 * SEQ_LEN}
 
 
 class Stream:
-    """Does its work in order, any time after it was issued. A wait holds it up until a record of
-    another stream is done. Its clock says when it would have been done, on a machine where only
-    copies and the model's work take time."""
+    """A stand-in for torch.cuda.Stream.
+
+    It executes its work in order, at any time after the work was issued. A wait blocks it until a
+    record of another stream is done. `clock` is the time at which the work would be done on a
+    machine where only copies and the model's work take time.
+    """
 
     def __init__(self, machine: "Machine") -> None:
         self.machine, self.work, self.done, self.clock = machine, [], 0, 0.0
@@ -40,7 +46,7 @@ class Stream:
             self.machine.proceed()
 
     def step(self) -> bool:
-        """Does its next piece of work, if it may."""
+        """Execute the next piece of work if nothing blocks it; return whether it was executed."""
         if self.done == len(self.work):
             return False
         do, needs, ms, issued = self.work[self.done]
@@ -52,7 +58,7 @@ class Stream:
         return True
 
     def wait_event(self, event: "Event") -> None:
-        """For its last record until now. An event that has none is not waited for."""
+        """Wait for the last record of an event; an event without a record is not waited for."""
         if not self.machine.leaves_out(self, event):
             self.issue(lambda: None, needs=event.record)
 
@@ -60,7 +66,7 @@ class Stream:
         event = event or Event(self.machine)
         with self.machine.lock:
             event.record = self, len(self.work) + 1, event
-            event.of_use = self.machine.conversions > 0
+            event.after_conversion = self.machine.conversions > 0
             self.issue(lambda: setattr(event, "clock", self.clock))
         return event
 
@@ -70,11 +76,14 @@ class Stream:
 
 
 class Event:
-    """A record is (stream, the number of its pieces of work that have to be done, event)."""
+    """A stand-in for torch.cuda.Event.
+
+    A record is (stream, number of its pieces of work that must be done, event).
+    """
 
     def __init__(self, machine: "Machine", enable_timing: bool = False) -> None:
         self.machine, self.timed = machine, enable_timing
-        self.record, self.clock, self.of_use = None, 0.0, False
+        self.record, self.clock, self.after_conversion = None, 0.0, False
 
     def query(self) -> bool:
         with self.machine.lock:
@@ -96,21 +105,25 @@ def is_done(record: tuple | None) -> bool:
 
 
 class Machine:
-    """In the place of CUDA. `eager`: how probably a stream proceeds when it may;
-    `without`: the wait that is left out."""
+    """The simulated device.
+
+    `eager` is the probability that a stream proceeds when it may; `without` names a wait that is
+    left out.
+    """
 
     def __init__(self, seed: int = 0, eager: float = 0.5, without: str = "") -> None:
         self.random, self.eager, self.without = random.Random(seed), eager, without
         self.lock, self.streams = threading.RLock(), []
-        self.clocks = collections.defaultdict(float)  # of the host's threads
-        self.bias, self.copy_ms = self.random.random(), 0.0  # which proceeds more often
+        self.clocks = collections.defaultdict(float)  # the clocks of the host's threads
+        self.bias = self.random.random()  # how often the first stream proceeds before the other
+        self.copy_ms = 0.0
         self.uploads = self.conversions = 0
         self.pinned, self.device_memory, self.read_at = [], [], []
         self.current = self.compute = Stream(self)
         self.compute.work.append((self.trash, None, 0.0, 0.0))
 
     def trash(self) -> None:
-        """Work of before, which still used the memory that the device slots have now."""
+        """Overwrite device memory, as earlier work that used the same memory would."""
         for tensor in self.device_memory:
             tensor.numpy()[:] = 9999
 
@@ -123,22 +136,23 @@ class Machine:
         return self.streams[first].step() or self.streams[1 - first].step()
 
     def force(self, record: tuple | None) -> None:
-        """The host waits."""
+        """Let the host wait until the record is done."""
         with self.lock:
             while not is_done(record):
-                assert self.step(), "it waits for ever"
+                assert self.step(), "the host waits for ever"
             if record and record[2]:
                 self.reach(record[2].clock)
 
     def reach(self, clock: float) -> None:
-        """The thread that calls has waited until then."""
+        """Set the clock of the calling thread to at least this time."""
         thread = threading.get_ident()
         self.clocks[thread] = max(self.clocks[thread], clock)
 
     def leaves_out(self, stream: Stream, event: Event) -> bool:
+        """Return whether this wait is the one that the test leaves out."""
         if stream is self.compute:
             return self.without == "copied before convert"
-        which = "converted before copy" if event.of_use else "free memory before copy"
+        which = "converted before copy" if event.after_conversion else "free memory before copy"
         return self.without == which
 
     @contextlib.contextmanager
@@ -149,6 +163,7 @@ class Machine:
 
     @contextlib.contextmanager
     def in_place_of_cuda(self) -> Iterator["Machine"]:
+        """Replace the parts of torch.cuda that the pipeline uses."""
         copy, fill_xy, empty = torch.Tensor.copy_, train_gpt.BatchPlan.fill_xy, torch.empty
 
         def late_copy(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> None:
@@ -161,7 +176,7 @@ class Machine:
             self.conversions += 1
             self.current.issue(lambda: fill_xy(*args))
 
-        def noted_empty(*args: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        def recorded_empty(*args: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
             (self.pinned if pin_memory else self.device_memory).append(empty(*args, **more))
             return (self.pinned if pin_memory else self.device_memory)[-1]
 
@@ -174,13 +189,13 @@ class Machine:
             patch.setattr(
                 torch.cuda, "Event", lambda enable_timing=False, **_: Event(self, enable_timing)
             )
-            patch.setattr(torch, "empty", noted_empty)
+            patch.setattr(torch, "empty", recorded_empty)
             patch.setattr(torch.Tensor, "copy_", late_copy)
             patch.setattr(train_gpt.BatchPlan, "fill_xy", late_fill_xy)
             yield self
 
 
-# --- The pipeline on it ---------------------------------------------------------------------------
+# --- The pipeline on the simulated device ---------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +206,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Run:
-    """A pipeline on a machine, and a model that uses its batches."""
+    """A pipeline on the simulated device, and a model that uses its batches.
+
+    `wrong` counts the wrong batches.
+    """
 
     def __init__(self, machine: Machine, folder: Path, overlap: tuple, **settings: object) -> None:
         config = make_config(DATA_PATH=folder, **CONFIG, **settings)
@@ -199,7 +217,10 @@ class Run:
         self.num_read = self.handed = self.wrong = 0
         self.host = threading.get_ident()
         self.use_ms = self.read_ms = 0.0
-        self.gate, self.gate_at = threading.Event(), BATCHES * 2  # where the reader stops
+        self.gate, self.gate_at = (
+            threading.Event(),
+            BATCHES * 2,
+        )  # the reader stops before this batch
         runtime = make_runtime(config)
         runtime.cuda = True
         self.pipeline = open_pipeline(
@@ -209,21 +230,21 @@ class Run:
     def summarize(self, plan: train_gpt.BatchPlan, rows: range, tokens: np.ndarray) -> int:
         if self.num_read >= self.gate_at:
             assert self.gate.wait(20)
-        self.machine.reach(self.machine.clocks[self.host])  # it had no slot before
+        self.machine.reach(self.machine.clocks[self.host])  # the reader had no free slot before
         self.machine.clocks[threading.get_ident()] += self.read_ms
         self.machine.read_at.append(self.machine.clocks[threading.get_ident()])
         self.num_read += 1
         return rows.start
 
     def let_read(self) -> None:
-        """Until the reader has no slot left."""
+        """Wait until the reader has no free slot left."""
         while self.num_read < self.machine.uploads + self.overlap.queue:
             assert self.pipeline.thread.is_alive()
             time.sleep(0.0005)
         time.sleep(0.002)
 
     def use(self) -> None:
-        """The next batch, and the model's work on it."""
+        """Take the next batch, and issue the model's work on it."""
         batch, number = next(self.pipeline), self.handed
         expected = SPAN * number + np.arange(4)
         self.wrong += (batch.rows, batch.summary) != (range(2 * number, 2 * number + 2), 2 * number)
@@ -242,7 +263,7 @@ class Run:
 
 
 def count_wrong(folder: Path, overlap: tuple, seed: int, without: str = "") -> int:
-    """What goes wrong in a run in which the host, the reader and the streams race each other."""
+    """Return the number of faults of a run in which host, reader and streams race each other."""
     eager = (0.0, 0.1, 0.6, 0.9)[seed % 4]
     with Machine(seed, eager, without).in_place_of_cuda() as machine:
         run = Run(machine, folder, overlap)
@@ -269,11 +290,11 @@ def test_no_batch_is_wrong(folder: Path, queue: int, device_slots: int, copy_str
 @pytest.mark.parametrize(
     "wait",
     [
-        "copied before convert",  # else tokens of before are converted
+        "copied before convert",  # else old tokens are converted
         "converted before copy",  # else tokens are overwritten before they are converted
-        "free memory before copy",  # the same, of whoever used the memory before the slots
-        "copied before refill",  # else the reader overwrites what is on its way up
-        "copied before the slots go",  # else a copy reads and writes memory of others
+        "free memory before copy",  # the same for earlier users of the memory
+        "copied before refill",  # else the reader overwrites tokens during their upload
+        "copied before the slots go",  # else a copy uses memory that was freed
     ],
 )
 def test_each_wait_is_needed(folder: Path, wait: str, device_slots: int) -> None:
@@ -284,7 +305,7 @@ def test_each_wait_is_needed(folder: Path, wait: str, device_slots: int) -> None
 def test_a_batch_never_waits_for_a_later_one(folder: Path, device_slots: int) -> None:
     with Machine().in_place_of_cuda() as machine:
         run = Run(machine, folder, (2, True, device_slots))
-        run.gate_at = 3  # the fourth batch is long in coming
+        run.gate_at = 3  # the fourth batch is not read until the gate opens
         start = time.monotonic()
         for _ in range(3):
             run.use()
@@ -298,17 +319,17 @@ def test_a_batch_never_waits_for_a_later_one(folder: Path, device_slots: int) ->
 @pytest.mark.parametrize(
     "overlap,times_ms,first,later",
     [
-        ((3, True, 2), (0, 3, 5), 3, 0),  # the copy is hidden,
-        ((3, True, 2), (0, 5, 3), 5, 2),  # but not what of it is longer than the model's work
-        ((3, False, 1), (0, 3, 5), 3, 3),  # one after the other
+        ((3, True, 2), (0, 3, 5), 3, 0),  # the copy is hidden behind the model's work
+        ((3, True, 2), (0, 5, 3), 5, 2),  # the copy is longer than the model's work by 2 ms
+        ((3, False, 1), (0, 3, 5), 3, 3),  # copies and the model's work run one after the other
         ((0, True, 1), (6, 3, 1), 9, 8),  # the host waits for the disk, the device for the host
         ((0, True, 1), (6, 3, 9), 9, 0),
     ],
 )
-def test_the_device_s_waits_for_input_are_measured(
+def test_the_waits_of_the_device_for_input_are_measured(
     folder: Path, overlap: tuple, times_ms: tuple, first: float, later: float
 ) -> None:
-    """Against a calculation by hand, from what a read, a copy and the model's work take."""
+    """`times_ms` are those of a read, a copy and the model's work; the waits are calculated."""
     with Machine().in_place_of_cuda() as machine:
         run = Run(machine, folder, overlap)
         run.read_ms, machine.copy_ms, run.use_ms = times_ms

@@ -1,4 +1,4 @@
-"""Wrong use of each program, as users meet it: one line with the remedy, an exit code, no files."""
+"""Tests of wrong use of each program: one line with the remedy, an exit code, and no files."""
 
 import os
 import re
@@ -17,6 +17,7 @@ PROGRAMS = [path for path in SOURCES if '__name__ == "__main__"' in path.read_te
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """Make a folder with the wrong inputs that wrong_use.txt uses."""
     (tmp_path / "novel.txt").write_text("word " * 5000 + "\n\n" + "text " * 3000)
     (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9")
     (tmp_path / "docs.jsonl").write_text('{"text": "good"}\n' * 30 + "{text: 1}\n")
@@ -40,13 +41,15 @@ def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
     before = {*folder.rglob("*")}
     done = run_script(ROOT / program, folder, *arguments)
     assert done.code == int(code), done.err
-    assert done.out == "" or re.search("tokenize_docs|--script cli", row), "its progress"
+    assert done.out == "" or re.search("tokenize_docs|--script cli", row), (
+        "only these print progress before the error"
+    )
     assert words in done.err and done.err.count("\n") == 1, done.err
     made = {*folder.rglob("*")} - before
     assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made)
 
 
-def test_a_reader_that_has_enough_ends_a_tool_in_silence() -> None:
+def test_a_closed_pipe_ends_a_tool_without_a_message() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, ROOT / "tools" / "recipe.py", "list"]
@@ -55,21 +58,25 @@ def test_a_reader_that_has_enough_ends_a_tool_in_silence() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_missing_package_is_named_with_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And with the environment of the README if that is not used."""
-    monkeypatch.setattr(cli, "OWN", ROOT / "README.md")
+def test_the_message_on_a_missing_package_has_its_requirements_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the environment of the README exists and is not used, the message says so."""
+    monkeypatch.setattr(cli, "VENV_PYTHON", ROOT / "README.md")
     monkeypatch.setattr(cli, "VENV", Path(sys.prefix))
-    install = f"is missing: run {sys.executable} -m pip install"
-    assert cli.missing("torch") == f"torch {install} -r {ROOT}/requirements.txt"
-    assert cli.missing("scipy.stats") == f"scipy {install} -r {ROOT}/tools/requirements.txt"
-    assert cli.missing("pyarrow") == f"pyarrow {install} pyarrow"
+    install = f"is missing; run {sys.executable} -m pip install"
+    assert cli.missing_package("torch") == f"torch {install} -r {ROOT}/requirements.txt"
+    assert cli.missing_package("scipy.stats") == f"scipy {install} -r {ROOT}/tools/requirements.txt"
+    assert cli.missing_package("pyarrow") == f"pyarrow {install} pyarrow"
     monkeypatch.setattr(cli, "VENV", ROOT)
-    assert f": run it with {cli.OWN}, or {sys.executable}" in cli.missing("torch")
+    assert f"; run this program with {cli.VENV_PYTHON}, or {sys.executable}" in cli.missing_package(
+        "torch"
+    )
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
 def test_programs_start_without_their_folder_on_the_path(program: Path, tmp_path: Path) -> None:
-    """As with python3 -P, or where PYTHONSAFEPATH is set."""
+    """This is so with python3 -P, and if PYTHONSAFEPATH is set."""
     streams = {"cwd": tmp_path, "capture_output": True, "text": True}
     environ = {**os.environ, "PYTHONSAFEPATH": "1"}
     done = subprocess.run([sys.executable, program, "--help"], env=environ, **streams)

@@ -181,9 +181,9 @@ def test_a_file_that_cannot_be_read_is_an_error_of_one_line(
     with pytest.MonkeyPatch.context() as patch:
         for module in ("pyarrow", "pyarrow.parquet"):
             patch.setitem(sys.modules, module, None)
-        assert_error("b.parquet", "pyarrow is missing: run .*pip install pyarrow$")
+        assert_error("b.parquet", "pyarrow is missing; run .*pip install pyarrow$")
         assert_error(
-            "a.jsonl.zst", "pyarrow is missing: run .*pip install pyarrow, or decompress the file"
+            "a.jsonl.zst", "pyarrow is missing; run .*pip install pyarrow, or decompress the file"
         )
 
 

@@ -1,4 +1,4 @@
-"""Every ending of a run: its exit code, its one line, its `end` event, its files."""
+"""Tests of every way in which a run ends: exit code, one line, `end` event, and files."""
 
 import os
 import re
@@ -18,7 +18,7 @@ slow = pytest.mark.slow
 
 
 def edit_at_step(step: int, code: str, rank: int = 0) -> dict[str, str]:
-    """An edit: `code` on one rank in the step after `step`, but never after a restart."""
+    """Return an edit that runs `code` on one rank in the step after `step`, before a restart."""
     first = 'os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"'
     return edit_each_step(
         f"if self.step == {step} and self.runtime.rank == {rank} and {first}:\n    {code}"
@@ -26,11 +26,12 @@ def edit_at_step(step: int, code: str, rank: int = 0) -> dict[str, str]:
 
 
 def code_to_kill(number: int) -> str:
+    """Return code with which a process sends this signal to itself."""
     return f"os.kill(os.getpid(), {int(number)})"
 
 
 def assert_interrupted(run: Live, number: int, ranks: int) -> int:
-    """Asserts how a signal ends a run; the step of its checkpoint."""
+    """Assert that a signal ends the run as documented; return the step of its checkpoint."""
     assert run.wait_for_exit() == [128 + number] * max(1, ranks), run.err
     saved = run.checkpoint_steps()[-1]
     line = f"interrupted after step {saved}; to resume: RUN_ID=r RESUME=auto <command>"
@@ -42,7 +43,7 @@ def assert_interrupted(run: Live, number: int, ranks: int) -> int:
 
 
 def assert_failed(run: Live, *words: str) -> str:
-    """Asserts that a run ended with one line that has these words; returns it."""
+    """Assert that the run failed with one line that has these words; return the line."""
     codes = run.wait_for_exit()
     assert set(codes) == {1}, f"{codes} {run.out[-500:]} {run.err[-2000:]}"
     line = next(line for line in run.error_lines if words[0] in line)
@@ -60,7 +61,7 @@ IN_VALIDATION = "                if runtime.signum:\n"
 
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_of_any_rank_ends_all_at_the_same_step(
+def test_a_signal_on_any_rank_ends_all_ranks_at_the_same_step(
     tmp_path: Path, data: dict, reference_run: ReferenceRun, ranks: int, number: int
 ) -> None:
     edits = edit_at_step(6, code_to_kill(number), rank=max(0, ranks - 1))
@@ -71,10 +72,10 @@ def test_a_signal_of_any_rank_ends_all_at_the_same_step(
     assert_same_result(again, reference_run(ranks))
 
 
-def test_a_signal_read_late_ends_all_alike(
+def test_a_signal_that_is_read_late_ends_all_ranks_at_the_same_step(
     tmp_path: Path, data: dict, reference_run: ReferenceRun
 ) -> None:
-    """As on CUDA, where the host reads messages two steps late."""
+    """On CUDA, the host reads the messages of other ranks two steps late."""
     edits = edit_at_step(12, code_to_kill(signal.SIGTERM), rank=1)
     edits |= {"self.steps_late = 2 if self.cuda else 0": "self.steps_late = 2"}
     run = Live(tmp_path, 2, edits, **data | {"TRAIN_LOG_EVERY": 0, "CHECKPOINT_EVERY": 0})
@@ -84,13 +85,14 @@ def test_a_signal_read_late_ends_all_alike(
 
 
 def edit_in_validation(condition: str, number: int) -> dict[str, str]:
+    """Return an edit that sends a signal during validation, if the condition is true."""
     return {
         IN_VALIDATION: f"                if {condition}: {code_to_kill(number)}\n{IN_VALIDATION}"
     }
 
 
-SIGNALS = {  # where, and the step of the checkpoint
-    "priming": (
+SIGNALS = {  # the edit, and the possible steps of the checkpoint
+    "warm-up": (
         edit_each_step(f"if self.step == 1 and not self.last_logged[0]: {code_to_kill(15)}"),
         {0, 1},
     ),
@@ -102,7 +104,7 @@ SIGNALS = {  # where, and the step of the checkpoint
 
 @pytest.mark.parametrize("place", SIGNALS)
 @pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=slow)])
-def test_a_signal_outside_of_steps_costs_nothing(
+def test_a_signal_outside_of_steps_loses_no_work(
     tmp_path: Path, data: dict, reference_run: ReferenceRun, place: str, ranks: int
 ) -> None:
     edits, steps = SIGNALS[place]
@@ -117,9 +119,9 @@ def test_a_signal_outside_of_steps_costs_nothing(
 def test_ctrl_c_to_torchrun_and_its_workers(
     tmp_path: Path, data: dict, reference_run: ReferenceRun
 ) -> None:
-    """As from a terminal; torchrun passes it on, so each rank hears it twice."""
-    edits = edit_at_step(6, "Path('here').touch(); time.sleep(2)")
-    run = Live(tmp_path, 2, edits, restarts=0, **data).wait_until((tmp_path / "here").exists)
+    """As from a terminal. torchrun passes the signal on, so each rank receives it twice."""
+    edits = edit_at_step(6, "Path('reached').touch(); time.sleep(2)")
+    run = Live(tmp_path, 2, edits, restarts=0, **data).wait_until((tmp_path / "reached").exists)
     os.killpg(run.launcher.pid, signal.SIGINT)
     assert run.wait_for_exit() == [1]
     assert run.status == ("interrupted", 130)
@@ -134,7 +136,7 @@ def test_ctrl_c_to_torchrun_and_its_workers(
 def test_torchrun_restarts_a_dead_rank(
     tmp_path: Path, data: dict, reference_run: ReferenceRun, rank: int
 ) -> None:
-    """With RESUME=auto in it, one command is for the start and for each restart."""
+    """With RESUME=auto, the same command serves the start and each restart."""
     edits = edit_at_step(10, code_to_kill(signal.SIGKILL), rank)
     run = Live(tmp_path, 2, edits, restarts=3, **data | {"RESUME": "auto"}).finish()
     assert run.resumed_steps() == [8]
@@ -143,7 +145,7 @@ def test_torchrun_restarts_a_dead_rank(
 
 @slow
 @pytest.mark.parametrize(("name", "step"), [("step_00000008.pt", 4), ("final_model.int8.ptz", 20)])
-def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
+def test_a_run_killed_while_writing_keeps_its_last_complete_checkpoint(
     tmp_path: Path, data: dict, reference_run: ReferenceRun, name: str, step: int
 ) -> None:
     line = "            file.flush()\n"
@@ -152,7 +154,9 @@ def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
     assert run.wait_for_exit() == [-signal.SIGKILL]
     assert run.checkpoint_steps()[-1] == step and not (tmp_path / "final_model.int8.ptz").exists()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
-    assert again.resumed_steps() == ([step] if step < 20 else [])  # else only the export is left
+    assert again.resumed_steps() == (
+        [step] if step < 20 else []
+    )  # after step 20, only the export is left
     assert_same_result(again, reference_run(0))
 
 
@@ -161,7 +165,7 @@ def test_a_run_killed_while_writing_has_its_last_whole_checkpoint(
 def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
     tmp_path: Path, data: dict, what: str, ranks: int, late: int
 ) -> None:
-    """One line names step and, of a loss, rank; nothing newer is saved."""
+    """The line has the step, and for a loss the rank. No later checkpoint is saved."""
     rank = max(0, ranks - 1)
     bad = {
         "loss": "loss * math.nan",
@@ -174,9 +178,9 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
     edits |= {"self.steps_late = 2 if self.cuda else 0": f"self.steps_late = {late}"}
     run = Live(tmp_path, ranks, edits, **data | {"CHECKPOINT_EVERY": 3, "VAL_LOSS_EVERY": 0})
     assert run.wait_for_exit() == [1] * max(1, ranks), run.err
-    named = f"the loss of rank {rank}" if what == "loss" else "the gradient"
+    subject = f"the loss of rank {rank}" if what == "loss" else "the gradient"
     remedy = "lower the learning rates, or, if a batch has no target, give each batch one"
-    line = f"step 10: {named} is not finite; {remedy}"
+    line = f"step 10: {subject} is not finite; {remedy}"
     assert run.error_lines[0] == f"rank 0: {line}" and "Traceback" not in run.err
     [end] = run.events("end")
     assert (end["status"], end["error"]) == ("failed", line)
@@ -185,7 +189,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
 
 @pytest.mark.parametrize("value", ["math.inf", "1e30"])
 def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict, value: str) -> None:
-    """Weights that the very last step has made infinite, or too large for float16."""
+    """The last step makes weights infinite, or too large for float16."""
     line = "            for optimizer in self.optimizers:\n"
     bad = f"            if self.step == 19:\n                self.model.{{}}.fill_({value})\n"
     name = "tok_emb.weight" if value == "math.inf" else "blocks[0].attn.c_q.weight"
@@ -195,7 +199,7 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict, valu
 
 
 ROWS = "next(iter(self.muon.state.values()))['rows']"
-PLACE = {  # an edit, and the place of what only one rank has
+PLACE = {  # {place of the state that differs between ranks: an edit that makes it}
     "run.noise": "self.noise = torch.zeros(3) + runtime.rank",
     "muon.state.0.rows": f"{ROWS} = torch.zeros(3) + runtime.rank",
 }
@@ -203,8 +207,10 @@ NAMED = '"over": self.finished_training, '
 
 
 @pytest.mark.parametrize("place", PLACE)
-def test_state_of_one_rank_alone_is_named_at_once(tmp_path: Path, data: dict, place: str) -> None:
-    """An owner's optimizer state, which RESUME would replace by rank 0's."""
+def test_state_that_differs_between_ranks_is_an_error_before_the_first_step(
+    tmp_path: Path, data: dict, place: str
+) -> None:
+    """RESUME would replace the state of the other ranks by that of rank 0."""
     line = "        self.val_ms = 0.0"
     edits = {line: f"        {PLACE[place]}\n{line}"}
     if place == "run.noise":
@@ -215,8 +221,10 @@ def test_state_of_one_rank_alone_is_named_at_once(tmp_path: Path, data: dict, pl
     assert not run.checkpoint_steps() and not run.events("step")
 
 
-BUFFERED = "sys.stdout.reconfigure(write_through=False); "  # also with PYTHONUNBUFFERED
-BUGS = {  # an edit's own error, which no one else's words replace
+BUFFERED = (
+    "sys.stdout.reconfigure(write_through=False); "  # buffers the output also with PYTHONUNBUFFERED
+)
+BUGS = {  # errors of an edit, which must be shown as they are
     "a file": ("open('/data/igloo/gloo.npy')", "FileNotFoundError: [Errno 2] No such file"),
     "a runtime error": ("raise RuntimeError('cannot allocate memory for gloo')", "RuntimeError: "),
     "a print": (BUFFERED + "print('before the crash'); {}['x']", "KeyError: 'x'"),
@@ -226,14 +234,16 @@ BUGS = {  # an edit's own error, which no one else's words replace
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("case", BUGS)
 def test_an_error_keeps_its_traceback(tmp_path: Path, data: dict, case: str, ranks: int) -> None:
-    """On the console, in the .txt and in the event; the other ranks end within seconds."""
+    """It is on the console, in the .txt and in the event. Other ranks end within seconds."""
     code, words = BUGS[case]
     start = time.monotonic()
     run = Live(tmp_path, ranks, edit_at_step(5, code, max(0, ranks - 1)), **data)
     assert run.wait_for_exit() == [1] * max(1, ranks) and time.monotonic() - start < 60
     assert words in run.err and run.err.count("Traceback") == 1, run.err
     assert run.checkpoint_steps() == [4] and run.status == ("failed", 1)
-    assert f"{'rank 1 ' * (ranks > 0)}failed: {words}" in run.text, "the cause, whoever has it"
+    assert f"{'rank 1 ' * (ranks > 0)}failed: {words}" in run.text, (
+        "the .txt has the cause on any rank"
+    )
     assert ("before the crash" in run.out) == (case == "a print")
     [end] = run.events("end")
     if not ranks:
@@ -241,7 +251,9 @@ def test_an_error_keeps_its_traceback(tmp_path: Path, data: dict, case: str, ran
         assert words in end["traceback"] and end["traceback"].startswith("Traceback ")
 
 
-def test_out_of_memory_is_one_line_with_the_setting_that_helps(tmp_path: Path, data: dict) -> None:
+def test_out_of_memory_gives_one_line_with_the_setting_that_helps(
+    tmp_path: Path, data: dict
+) -> None:
     edits = edit_at_step(5, 'raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")')
     run = Live(tmp_path, 0, edits, **data)
     line = assert_failed(run, "out of memory: CUDA out of memory", "a larger GRAD_ACCUM_STEPS")
@@ -257,17 +269,17 @@ def test_an_exit_keeps_its_code(tmp_path: Path, data: dict, argument: str, code:
     assert run.err == ("a reason\n" if argument == "'a reason'" else "")
 
 
-def test_a_killed_rank_ends_the_others(tmp_path: Path, data: dict) -> None:
+def test_a_killed_rank_ends_the_other_ranks(tmp_path: Path, data: dict) -> None:
     run = Live(tmp_path, 2, edit_at_step(5, code_to_kill(signal.SIGKILL), rank=1), **data)
     assert run.wait_for_exit() == [1, -signal.SIGKILL] and "Traceback" not in run.err
     assert run.error_lines[0].startswith("rank 0: RuntimeError: [")
     assert "Check the logs of the remote" in run.error_lines[0]
 
 
-def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) -> None:
-    wait = "while not Path('go').exists(): Path('here').touch(); time.sleep(0.05)"
+def test_a_second_run_with_a_run_id_in_use_is_refused(tmp_path: Path, data: dict) -> None:
+    wait = "while not Path('go').exists(): Path('reached').touch(); time.sleep(0.05)"
     first = Live(tmp_path, 0, edit_at_step(5, wait), **data)
-    first.wait_until((tmp_path / "here").exists)
+    first.wait_until((tmp_path / "reached").exists)
     second = Live(tmp_path, **data | {"RESUME": "auto"})
     assert second.wait_for_exit() == [1]
     words = "logs/r.txt is being written by another run; wait until that run ends"
@@ -277,26 +289,34 @@ def test_a_second_run_of_a_living_run_id_is_refused(tmp_path: Path, data: dict) 
 
 
 SHARD = "fineweb_train_000001.bin"
-WRITTEN = b"\4\1" * 7000
-READER = {
+TOKENS_260 = b"\4\1" * 7000  # 7,000 tokens 260
+DAMAGE = {  # {case: (a change of the file, words of the message)}
     "truncated": (lambda data: data[:3000], "the file ends "),
-    "vocabulary": (lambda data: data[:1024] + WRITTEN, "token 260 in the data that ends near "),
+    "vocabulary": (
+        lambda data: data[:1024] + TOKENS_260,
+        "token 260 in the data that ends near ",
+    ),
 }
 
 
 @pytest.mark.parametrize(("case", "ranks"), [("vocabulary", 0), ("truncated", 0), ("truncated", 2)])
-def test_a_shard_that_changes_is_named(tmp_path: Path, data: dict, case: str, ranks: int) -> None:
-    """After the good batches; what was saved before stays. Of three shards; a step takes 2,056
-    tokens, and the sixth crosses into the second shard."""
+def test_a_shard_that_changes_during_a_run_is_an_error(
+    tmp_path: Path, data: dict, case: str, ranks: int
+) -> None:
+    """The good batches before the change are used, and earlier checkpoints stay.
+
+    A step reads 2,056 tokens, so the sixth step reads the end of the first shard and the beginning
+    of the second, which is changed.
+    """
     shutil.copytree(str(data["DATA_PATH"]), tmp_path / "data")
     tokens = torch.randint(1, 260, (20_000,), generator=torch.Generator().manual_seed(5)).numpy()
     write_split(tmp_path / "data", "train", tokens, [11_000, 7000])
     settings = data | {"DATA_PATH": tmp_path / "data", "ITERATIONS": 1000}
     settings |= {"VAL_LOSS_EVERY": 0, "CHECKPOINT_EVERY": 2}
-    wait = "Path('here').touch()\n    while not Path('go').exists(): time.sleep(0.01)"
+    wait = "Path('reached').touch()\n    while not Path('go').exists(): time.sleep(0.01)"
     run = Live(tmp_path / "run", ranks, edit_at_step(2, wait), **settings)
-    run.wait_until((run.folder / "here").exists)
-    damage, words = READER[case]
+    run.wait_until((run.folder / "reached").exists)
+    damage, words = DAMAGE[case]
     path = tmp_path / "data" / SHARD
     path.write_bytes(damage(path.read_bytes()))
     (run.folder / "go").touch()
@@ -305,10 +325,10 @@ def test_a_shard_that_changes_is_named(tmp_path: Path, data: dict, case: str, ra
     assert run.checkpoint_steps() == [2, 4] and run.events("step")[-1]["step"] == 5
 
 
-def test_the_score_is_there_without_an_artifact(
+def test_the_score_is_logged_even_if_no_artifact_can_be_written(
     tmp_path: Path, data: dict, reference_run: ReferenceRun
 ) -> None:
-    """A line of each file, and one of what to do; RESUME=auto writes them."""
+    """There is a warning for each file and a line that says what to do; RESUME=auto writes them."""
     names = "final_model.int8.ptz", "final_model.pt", "logs/r.int8.ptz"
     for name in names:
         (tmp_path / name).mkdir(parents=True)
@@ -325,8 +345,8 @@ def test_the_score_is_there_without_an_artifact(
 
 
 @pytest.mark.parametrize("name", ["logs", "logs/r.jsonl", "checkpoints"])
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path, data: dict, name: str) -> None:
-    """Before the first step; nothing is left behind."""
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, data: dict, name: str) -> None:
+    """The run ends before the first step and leaves no files."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).symlink_to("/nowhere/logs")
     run = Live(tmp_path, 2, **data)
@@ -344,10 +364,10 @@ CONSOLES = {
 
 
 @pytest.mark.parametrize("console", CONSOLES)
-def test_a_bad_console_costs_its_text(
+def test_a_bad_console_loses_only_its_text(
     tmp_path: Path, data: dict, reference_run: ReferenceRun, console: str
 ) -> None:
-    """And a path that it cannot show, or that is no text, is shown with backslashes."""
+    """A path that the console cannot show, or that is not UTF-8, is shown with backslashes."""
     folder = tmp_path / os.fsdecode(b"d\xc3\xa4ta \xe4")
     shutil.copytree(str(data["DATA_PATH"]), folder)
     line = '        stream.reconfigure(errors="backslashreplace")  # a path may contain any bytes\n'

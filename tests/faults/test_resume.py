@@ -1,4 +1,4 @@
-"""RESUME continues a run as if nothing had happened, and refuses what would be another run."""
+"""Tests of RESUME: it continues a run exactly, and it refuses to continue as a different run."""
 
 import os
 import re
@@ -13,14 +13,14 @@ from running import Command
 
 ReferenceRun = Callable[[int], Live]
 
-# An edit with state of several kinds: an average of the weights, a counter of late steps, AdamW on
-# the embedding, and random numbers of Python, numpy and torch in the model.
+# An edit that adds several kinds of state: an average of the weights, a counter of late steps,
+# AdamW on the embedding, and random numbers of Python, numpy and torch in the model.
 MADE = "        self.adam, self.muon = make_optimizers(self.model, config, runtime)\n"
 STATE = """        self.adam.param_groups = self.adam.param_groups[1:]
         self.adamw = torch.optim.AdamW([self.model.tok_emb.weight], lr=0.01, fused=False)
         self.ema = copy.deepcopy(self.model)
         self.late = {"steps": 0}
-        self.begun = None  # from step 3 on weights
+        self.begun = None  # the skip weights after step 2
         self.free = [print, np.random.default_rng(1), torch.Generator(), Path("x"), deque([1])]
         self.free += [self.model, self.model.tok_emb, self.model.tok_emb.weight[1:]]
 """
@@ -50,7 +50,7 @@ EDIT = {
 
 
 def copy_run_folder(before: Live, folder: Path, step: int) -> Path:
-    """A run's folder as it was when it had saved `step`."""
+    """Copy a run's folder, as it was after the checkpoint of `step`."""
     shutil.copytree(before.folder, folder)
     for later in [number for number in before.checkpoint_steps() if number > step]:
         (folder / before.checkpoint(later).relative_to(before.folder)).unlink()
@@ -66,7 +66,7 @@ def resume_copy(before: Live, folder: Path, step: int, ranks: int = 0, **more: o
 
 
 def run_refused(folder: Path, **settings: object) -> str:
-    """The one line of a run that is refused. No line of any run tells to destroy something."""
+    """Start a run that must be refused; return its one line, which must not advise deleting."""
     run = Live(folder, **settings)
     assert run.wait_for_exit() == [1] and "Traceback" not in run.err
     [line] = run.error_lines
@@ -75,8 +75,10 @@ def run_refused(folder: Path, **settings: object) -> str:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_resume_is_exact_for_whatever_is_named(tmp_path: Path, data: dict, ranks: int) -> None:
-    """Also with priming steps, which leave no trace."""
+def test_resume_is_exact_for_all_state_that_is_saved(
+    tmp_path: Path, data: dict, ranks: int
+) -> None:
+    """Warm-up steps before the resumed steps change nothing."""
     settings = data | {"GRAD_ACCUM_STEPS": 0, "edits": EDIT}
     reference = Live(tmp_path / "whole", ranks, **settings).finish()
     parts = reference.load_checkpoint(20)["parts"]
@@ -110,13 +112,15 @@ def test_resume_on_other_ranks_appends_to_the_log(
         assert (
             run.load_checkpoint(20)["data_crc"] == reference_run(0).load_checkpoint(20)["data_crc"]
         )
-        run.losses()  # each step twice: the same to rounding
+        run.losses()  # a step that was trained twice gave the same loss up to rounding
         scores = [each.events("score")[-1]["val_bpb"] for each in (run, reference_run(0))]
         assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
 
-def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data: dict) -> None:
-    """And betas, and what else an optimizer is made with; counters are restored."""
+def test_learning_rates_of_this_run_replace_those_in_the_checkpoint(
+    tmp_path: Path, data: dict
+) -> None:
+    """So do betas and the other arguments of an optimizer. Counters are restored."""
     settings = data | {"edits": EDIT, "ITERATIONS": 4}
     before = Live(tmp_path / "run", **settings).finish()
     changed = EDIT | {MADE: MADE + STATE.replace("lr=0.01", "lr=0.5, eps=0.25")}
@@ -136,7 +140,7 @@ def test_rates_of_this_run_win_over_those_in_the_checkpoint(tmp_path: Path, data
 
 
 LINE = "        self.val_ms = 0.0"
-FORGOTTEN = {  # an attribute of the Trainer, and the place that is named
+FORGOTTEN = {  # {an attribute of the Trainer: its place in the message}
     "self.mean = {'fast': torch.zeros(3)}": "mean.fast",
     "self.held = [(torch.zeros(3),)]": "held.0.0",
     "self.other = nn.Linear(2, 2)": "other.weight",
@@ -145,8 +149,8 @@ FORGOTTEN = {  # an attribute of the Trainer, and the place that is named
 
 
 @pytest.mark.parametrize("code", FORGOTTEN)
-def test_state_that_no_part_saves_is_named(tmp_path: Path, data: dict, code: str) -> None:
-    """Before the first step, by its type alone: a RESUME would begin with another one."""
+def test_state_that_would_not_be_saved_is_an_error(tmp_path: Path, data: dict, code: str) -> None:
+    """It is found by its type, before the first step. RESUME would start without this state."""
     run = Live(tmp_path, 0, {LINE: f"        {code}\n{LINE}"}, **data)
     assert run.wait_for_exit() == [1] and not run.events("step")
     what = "would not be saved in checkpoints; add it to Trainer.parts or to Trainer.state_dict"
@@ -155,7 +159,7 @@ def test_state_that_no_part_saves_is_named(tmp_path: Path, data: dict, code: str
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_part_more_or_less_than_in_the_checkpoint_is_named(
+def test_a_part_that_is_missing_in_run_or_checkpoint_is_an_error(
     tmp_path: Path, data: dict, reference_run: ReferenceRun, more: int
 ) -> None:
     edits = {PARTS: PARTS + '"mean": nn.Linear(1, 1), '}
@@ -174,10 +178,10 @@ SCALES = """        self.attn_scale = nn.Parameter(ones.clone())
 """
 
 
-def test_another_order_of_parameters_is_named(
+def test_another_order_of_parameters_is_an_error(
     tmp_path: Path, data: dict, reference_run: ReferenceRun
 ) -> None:
-    """Of equal shapes: a checkpoint knows an optimizer's parameters by their places alone."""
+    """Their shapes are equal, and a checkpoint has an optimizer's parameters by position only."""
     folder = copy_run_folder(reference_run(0), tmp_path / "run", 8)
     order = {SCALES: "".join(reversed(SCALES.splitlines(keepends=True)))}
     line = run_refused(folder, edits=order, **data | {"RESUME": "auto"})
@@ -185,7 +189,7 @@ def test_another_order_of_parameters_is_named(
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
-    """Without CHECKPOINT_EVERY, too."""
+    """This also works without CHECKPOINT_EVERY."""
     settings = data | {"CHECKPOINT_EVERY": 0, "RESUME": "auto", "WARMDOWN_ITERS": 0}
     run = Live(tmp_path, **settings | {"ITERATIONS": 6}).finish()
     assert (
@@ -201,7 +205,7 @@ def test_a_finished_run_can_be_extended(tmp_path: Path, data: dict) -> None:
 def test_resume_of_a_finished_run_scores_again(
     tmp_path: Path, data: dict, reference_run: ReferenceRun
 ) -> None:
-    """The log says so, and keeps the settings that trained."""
+    """The log says so, and keeps the settings with which the run was trained."""
     again = data | {"RESUME": "auto"}
     folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     run = Live(folder, **again | {"MATRIX_LR": 0.9}).finish()
@@ -214,7 +218,7 @@ def test_resume_of_a_finished_run_scores_again(
 
 
 def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict) -> None:
-    """Files of other names are neither resumed nor removed."""
+    """Files with other names are neither used for a resume nor removed."""
     settings = data | {"ITERATIONS": 5, "CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": 2}
     run = Live(tmp_path, **settings).finish()
     assert run.checkpoint_steps() == [4, 5]
@@ -229,7 +233,7 @@ def test_the_newest_checkpoints_stay_and_so_do_copies(tmp_path: Path, data: dict
     assert all(path.exists() for path in copies)
 
 
-def test_a_full_disk_costs_a_file_and_not_the_run(tmp_path: Path, data: dict) -> None:
+def test_a_file_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, data: dict) -> None:
     (tmp_path / "checkpoints/r/step.tmp").mkdir(parents=True)  # where the unfinished file would be
     (tmp_path / "final_model.pt").mkdir()
     run = Live(tmp_path, **data).finish()
@@ -240,7 +244,7 @@ def test_a_full_disk_costs_a_file_and_not_the_run(tmp_path: Path, data: dict) ->
     assert "WARNING: final_model.pt: Is a directory\n" in run.out and run.artifact()
 
 
-UNSAVABLE = {  # a part, and an edit
+UNSAVABLE = {  # {a part: an edit that gives it state that cannot be saved}
     "run": {NUMBERS: NUMBERS + '"hidden": object(), '},
     "muon": {  # from the first step on
         "    def after_step(self):\n": """    def after_step(self):
@@ -251,8 +255,8 @@ UNSAVABLE = {  # a part, and an edit
 
 
 @pytest.mark.parametrize("part", UNSAVABLE)
-def test_unsavable_state_is_named(tmp_path: Path, data: dict, part: str) -> None:
-    """Or every checkpoint would be one that does not load."""
+def test_state_that_cannot_be_saved_is_an_error(tmp_path: Path, data: dict, part: str) -> None:
+    """Otherwise the checkpoints could not be loaded."""
     run = Live(tmp_path, edits=UNSAVABLE[part], **data | {"WARMUP_STEPS": 2})
     assert run.wait_for_exit() == [1] and not run.events("step") and not run.checkpoint_steps()
     reason = "GLOBAL object" if part == "run" else "numpy._core.multiarray.scalar"
@@ -270,8 +274,8 @@ NO_ROOM = """            held = [each.stat().st_size for each in path.parent.glo
 """
 
 
-def test_an_error_of_the_disk_costs_no_older_checkpoint(tmp_path: Path, data: dict) -> None:
-    """Where room is not what lacks, nothing is gained by removing some."""
+def test_a_disk_error_removes_no_older_checkpoint(tmp_path: Path, data: dict) -> None:
+    """Removing checkpoints only helps if the disk is full."""
     error = """            if "step" in temporary_name and list(path.parent.glob("step_*8.pt")):
                 raise OSError(5, "Input/output error")
             file.write(data)
@@ -282,8 +286,8 @@ def test_an_error_of_the_disk_costs_no_older_checkpoint(tmp_path: Path, data: di
 
 
 @pytest.mark.parametrize("keep", [1, 3])
-def test_the_newest_checkpoint_has_the_room(tmp_path: Path, data: dict, keep: int) -> None:
-    """On a disk with room for two: the older ones leave where it is needed, and only there."""
+def test_older_checkpoints_make_room_for_the_newest(tmp_path: Path, data: dict, keep: int) -> None:
+    """The disk has room for two checkpoints. Older ones are removed only if room is needed."""
     edits = {"            file.write(data)\n": NO_ROOM}
     run = Live(tmp_path, 0, edits, **data | {"CHECKPOINT_KEEP": keep}).finish()
     assert [event["step"] for event in run.events("checkpoint")] == [4, 8, 12, 16, 20]
@@ -291,7 +295,7 @@ def test_the_newest_checkpoint_has_the_room(tmp_path: Path, data: dict, keep: in
     assert "No space" not in run.text
 
 
-def test_memory_that_ends_costs_a_checkpoint(tmp_path: Path, data: dict) -> None:
+def test_out_of_memory_while_saving_loses_only_that_checkpoint(tmp_path: Path, data: dict) -> None:
     text = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"
     edits = {
         "        if is_saved:\n": f"""        if run.step == 8:
@@ -323,7 +327,7 @@ def test_a_run_id_that_has_files_is_refused(
 def test_an_older_checkpoint_is_refused(
     tmp_path: Path, data: dict, reference_run: ReferenceRun
 ) -> None:
-    """Whatever its name is: the next RESUME=auto would take another one."""
+    """It is refused under any name, because the next RESUME=auto would take the newest one."""
     folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     path = Path("checkpoints/r/zzz.pt")
     shutil.copy(folder / "checkpoints/r/step_00000008.pt", folder / path)
@@ -341,17 +345,17 @@ def test_an_older_checkpoint_is_refused(
     assert other.artifact() == reference_run(0).artifact()
 
 
-def test_an_empty_newest_checkpoint_is_named(
+def test_an_empty_newest_checkpoint_is_an_error(
     tmp_path: Path, data: dict, reference_run: ReferenceRun
 ) -> None:
-    """As a crash of a machine may leave it. From step 1 on, older ones would be written over."""
+    """A crash of the machine may leave it. A new start would overwrite older checkpoints."""
     folder = shutil.copytree(reference_run(0).folder, tmp_path / "run")
     (folder / "checkpoints/r/step_00000020.pt").write_bytes(b"")
     line = run_refused(folder, **data | {"RESUME": "auto"})
     assert "step_00000020.pt" in line and "empty or cannot be read; set the path" in line
 
 
-NOT_LOADED = {  # a file, and the reason that is given
+NOT_LOADED = {  # {what is wrong with the file: the reason in the message}
     "missing": "cannot be read",
     "a folder": "cannot be read",
     "damaged": "its checksum is wrong",
@@ -361,7 +365,7 @@ NOT_LOADED = {  # a file, and the reason that is given
 
 
 @pytest.mark.parametrize("case", NOT_LOADED)
-def test_a_bad_checkpoint_is_one_line(
+def test_a_bad_checkpoint_gives_one_line(
     tmp_path: Path, data: dict, reference_run: ReferenceRun, case: str
 ) -> None:
     path = tmp_path / "other.pt"
