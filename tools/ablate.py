@@ -404,7 +404,7 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     blocks = [[title, *(f"  {line}" for line in verdicts)]]
     if rows:
         title = "Differences from the first variant, paired by seed"
-        blocks.append([title, *cli.table(head, rows)])
+        blocks.append([title, *cli.format_table(head, rows)])
     if failures:
         blocks.append(["Failed", *(f"  {failure}" for failure in failures)])
     blocks.append([report(Logs(finished))])

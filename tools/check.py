@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
 import cli
-from cli import plain, some
+from cli import join_some, printable
 from packed import MAX_SOURCE, difference, parsed
 from runs import SUBMITTED, Run, read_log
 from samples import (
@@ -250,7 +250,7 @@ def finished_runs(record: Record) -> Said:
             yield "warned", f"{name}: {run.status} at step {run.last_step:,}, without a result"
     others = len(record.runs) - len(record.judged)
     if others > 0 and record.judged:
-        yield "not checked", f"{others} other runs than those of {some([*record.judged])}"
+        yield "not checked", f"{others} other runs than those of {join_some([*record.judged])}"
 
 
 def seeds(record: Record) -> Said:
@@ -259,12 +259,12 @@ def seeds(record: Record) -> Said:
     numbers = sorted(run.known_seed for run in runs.values() if run.known_seed is not None)
     given = record.stated.get("seeds")
     if isinstance(given, list) and numbers and {*map(str, given)} != {*map(str, numbers)}:
-        words = f"submission.json names the seeds {some(given)}, the logs have {some(numbers)}"
+        words = f"submission.json names the seeds {join_some(given)}, the logs have {join_some(numbers)}"
         yield "warned", words
     if 0 < len(runs) < 3 and record.track == RECORD:
         yield "warned", f"runs: {len(runs)}; three seeds are usual"
     if apart := relevant_differences([*runs.values()], allow=OF_SCRIPTS):
-        yield "warned", f"the runs differ in configuration: {some(apart)}"
+        yield "warned", f"the runs differ in configuration: {join_some(apart)}"
 
 
 def stated_results(record: Record) -> Said:
@@ -416,7 +416,7 @@ def check_folder(folder: Path, track: str | None = None) -> Record:
 
 def lines(record: Record, shown: object) -> list[str]:
     """The verdict and what it rests on, as text."""
-    result = [f"{plain(str(shown))}: {record.verdict} as {record.track}"]
+    result = [f"{printable(str(shown))}: {record.verdict} as {record.track}"]
     scores = []
     for key in SCORES:
         values = [getattr(run.result, key) for run in record.judged.values()]
@@ -432,8 +432,8 @@ def lines(record: Record, shown: object) -> list[str]:
         result.append(f"  {parts}, {SIZE_LIMIT_BYTES - total:,} left")
     for level, message, found_in in record.findings:
         logs = found_in if len(found_in) < len(record.judged) else ()
-        subject = f"{some(logs)}: " if logs else ""
-        result.append(plain(f"  {level:11}  {subject}{message}"))
+        subject = f"{join_some(logs)}: " if logs else ""
+        result.append(printable(f"  {level:11}  {subject}{message}"))
     return [*result, f"  not checked  {UNSEEN}"]
 
 

@@ -1,4 +1,8 @@
-"""What the commands of tools/ and data/ share: options, errors of one line, tables as text."""
+"""Functions that the programs of tools/ and data/ share: options, errors of one line, tables as
+text.
+
+This module builds on the standard library only, so that a missing package can be reported.
+"""
 
 import argparse
 import os
@@ -12,64 +16,68 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-if sys.version_info < (3, 10):  # noqa: UP036 - what follows does not run there
+if sys.version_info < (3, 10):  # noqa: UP036 - older versions cannot run the rest
     version = sys.version.split()[0]
-    sys.exit(f"error: {sys.executable} is Python {version}: use Python 3.10 or newer")
+    sys.exit(f"error: {sys.executable} is Python {version}; use Python 3.10 or newer")
 
 ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / ".venv"  # as the README makes it
-OWN = VENV / "bin" / "python"
+VENV = ROOT / ".venv"  # the README says how to create it
+VENV_PYTHON = VENV / "bin" / "python"
 
 
 class ToolError(Exception):
-    """What is wrong, for people: one line, with the remedy."""
+    """An error that is shown to the user: one line that says what is wrong and what to do."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Its help shows a description with its line ends; wrong usage is one line."""
+    """A parser whose help keeps the line ends of the description, and whose errors are one line."""
 
     def __init__(self, **more: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {one_line(message)}: --help lists the options\n")
+        self.exit(2, f"error: {one_line(message)}; --help lists the options\n")
 
 
 def number(kind: type, lowest: float, highest: float = 2**63 - 1) -> Callable[[str], Any]:
-    """The type of an option that is a number of this kind, from `lowest` to `highest`."""
-    limits = f"from {lowest:g} to {highest}" if highest < 2**63 - 1 else f"from {lowest:g} on"
+    """Return the type of an option that is a number of this kind, from `lowest` to `highest`."""
+    limits = f"from {lowest:g} to {highest}" if highest < 2**63 - 1 else f">= {lowest:g}"
     wanted = f"a whole number {limits}" if kind is int else f"a number {limits}, such as 0.5"
 
     def parse(text: str) -> Any:
         with suppress(ValueError):
             if lowest <= kind(text) <= highest:
                 return kind(text)
-        raise argparse.ArgumentTypeError(f"{text}: write {wanted}")
+        raise argparse.ArgumentTypeError(f"{text} must be {wanted}")
 
     return parse
 
 
-def picture(text: str) -> Path:
-    """The type of an option that names a picture to be written."""
+def plot_path(text: str) -> Path:
+    """The type of an option for the file to which a plot is written."""
     if not text.lower().endswith((".png", ".svg")):
-        raise argparse.ArgumentTypeError(f"{text}: name a file that ends in .png or .svg")
+        raise argparse.ArgumentTypeError(f"{text} must end in .png or .svg")
     return Path(text)
 
 
 def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "") -> int | None:
-    """A command's exit code, `refused` if it cannot do its work. What goes wrong is one line.
+    """Call a program's main function and return its exit code. A ToolError or OSError is printed as
+    one line, and the exit code is `refused`.
 
-    interrupted: what to say after Ctrl-C; the process then ends at once, whatever its threads do
+    If `interrupted` is given, Ctrl-C prints this text and ends the process immediately, even if
+    threads are still running.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
+            # Text may contain bytes of a path that are not UTF-8.
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = main()
         sys.stdout.flush()
         return code
     except ToolError as error:
-        lines = map(plain, str(error).splitlines())  # one, unless it shows a part of a file
+        # There is more than one line if the error shows a part of a file.
+        lines = map(printable, str(error).splitlines())
         text = "\n".join(lines)
         print(f"error: {text}", file=sys.stderr)
     except KeyboardInterrupt:
@@ -79,90 +87,102 @@ def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "")
         sys.stdout.flush()
         os._exit(130)
     except BrokenPipeError:
-        os._exit(141)  # what reads the output, such as head, has enough: as of SIGPIPE
+        os._exit(141)  # as after SIGPIPE: the reader of the output, such as head, has closed it
     except OSError as error:
         where = one_line(error.filename or "system")
-        print(f"error: {where}: {error.strerror or error}: name another one", file=sys.stderr)
+        print(
+            f"error: {where}: {error.strerror or error}; give another file or folder",
+            file=sys.stderr,
+        )
     return refused
 
 
-def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What ends a tool while it is imported: a missing package is one line, Ctrl-C none."""
+def report_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an exception that nothing caught, for example while a program is imported. A missing
+    package is one line; Ctrl-C prints nothing."""
     if isinstance(error, ImportError) and error.name:
-        print(f"error: {missing(error.name)}", file=sys.stderr)
+        print(f"error: {missing_package(error.name)}", file=sys.stderr)
     elif not isinstance(error, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 
 
-sys.excepthook = say
+sys.excepthook = report_uncaught
 
 
-def missing(package: str) -> str:
-    """What to do about a package that this Python lacks, in one line."""
+def missing_package(package: str) -> str:
+    """Return one line that says how to install a package that this Python lacks."""
     package = package.partition(".")[0]
-    given = package
+    requirement = package
     for path in (ROOT / "requirements.txt", ROOT / "tools" / "requirements.txt"):
         if re.search(rf"^{package}==", path.read_text("utf-8"), re.MULTILINE):
-            given = f"-r {shlex.quote(str(path))}"
-    # No other Python where there is no environment of the README's, or this one belongs to it.
-    own = "" if not OWN.exists() or os.path.samefile(sys.prefix, VENV) else f"it with {OWN}, or "
-    return f"{package} is missing: run {own}{sys.executable} -m pip install {given}"
+            requirement = f"-r {shlex.quote(str(path))}"
+    # The Python of the README's environment is suggested if it exists and is not running this.
+    other = ""
+    if VENV_PYTHON.exists() and not os.path.samefile(sys.prefix, VENV):
+        other = f"this program with {VENV_PYTHON}, or "
+    return f"{package} is missing; run {other}{sys.executable} -m pip install {requirement}"
 
 
-def command_of(script: str) -> str:
-    """The command that runs a script of the repository in the current folder, ready to paste. It
-    names the Python that runs this: `python3` may be another one, without the packages."""
-    here = Path.cwd()
-    words = [Path(sys.executable), ROOT / script]
-    return shlex.join(str(w.relative_to(here) if w.is_relative_to(here) else w) for w in words)
+def format_command(script: str) -> str:
+    """Return a command that runs a script of the repository from the current folder. It contains
+    the path of the running Python: `python3` may be another one, without the packages."""
+    folder = Path.cwd()
+    words = []
+    for path in (Path(sys.executable), ROOT / script):
+        words.append(str(path.relative_to(folder) if path.is_relative_to(folder) else path))
+    return shlex.join(words)
 
 
 def write_shard(path: Path, tokens: Iterable[int]) -> None:
-    """A small shard for a tool's own runs: 256 numbers of 32 bits, then tokens of 16 bits."""
+    """Write a small shard of tokens: a header of 256 int32 numbers, then the tokens as uint16."""
     content = array("H", tokens)
     header = array("i", [20240520, 1, len(content), *[0] * 253])
     path.write_bytes(header.tobytes() + content.tobytes())
 
 
 def progress(what: str, total: int) -> Any:
-    """tqdm's bar of long work, which it shows anew every 10 seconds."""
+    """Return a tqdm progress bar that is updated every 10 seconds."""
     from huggingface_hub.utils import tqdm  # slow to import
 
     return tqdm(desc=what, total=total, unit_scale=True, mininterval=10, delay=10, leave=False)
 
 
-def plain(text: str) -> str:
-    """Others' text without control characters for the terminal and without lone surrogates."""
+def printable(text: str) -> str:
+    """Return a text without control characters and lone surrogates, which is safe to print."""
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def one_line(text: object) -> str:
-    """A text as one line, as `plain` shows it."""
-    return plain(" ".join(str(text).split()))
+    """Return a text as one line that is safe to print."""
+    return printable(" ".join(str(text).split()))
 
 
-def cell(value: Any, form: str = "") -> str:
+def format_cell(value: Any, form: str = "") -> str:
+    """Return a cell of a table; None becomes "-"."""
     return "-" if value is None else format(value, form)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Aligned columns, two spaces apart: the first two to the left, numbers to the right; without
-    empty columns."""
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose columns are two spaces apart. The first two columns are
+    aligned to the left, the others to the right. Columns without values are left out."""
     columns = [[name, *cells] for name, *cells in zip(head, *rows, strict=True)]
-    kept = [cells for cells in columns if {*cells[1:]} != {"-"}]
-    for place, cells in enumerate(kept):
-        align = str.ljust if place < 2 else str.rjust
+    columns = [cells for cells in columns if {*cells[1:]} != {"-"}]
+    for number, cells in enumerate(columns):
+        align = str.ljust if number < 2 else str.rjust
         width = max(map(len, cells))
-        kept[place] = [align(cell, width) for cell in cells]
-    return ["  ".join(row).rstrip() for row in zip(*kept, strict=True)]
+        columns[number] = [align(text, width) for text in cells]
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
-def counted(indices: Sequence[int]) -> str:
-    """Indices from 0 as people count: 1, 2, 5."""
+def format_numbers(indices: Sequence[int]) -> str:
+    """Return indices, which count from 0, as a list of numbers that count from 1: "1, 2, 5"."""
     return ", ".join(str(index + 1) for index in sorted(indices))
 
 
-def some(names: Sequence[Any], most: int = 6, sign: str = ", ") -> str:
+def join_some(names: Sequence[Any], most: int = 6, sign: str = ", ") -> str:
+    """Return the first `most` names, and how many more there are: "a, b and 4 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return sign.join(map(str, names[:most])) + more

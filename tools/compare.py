@@ -27,7 +27,7 @@ from statistics import fmean, stdev
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
 import samples
-from cli import some
+from cli import join_some
 from report import plot, report
 from runs import Logs, Run, read_logs
 from samples import (
@@ -54,7 +54,7 @@ def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
         if mixed := relevant_differences(group, allow):
             options = " ".join(f"--allow {word}" for word in mixed)
             remedy = f"give the runs of one configuration, or add {options} if it does not matter"
-            yield f"{name} mixes configurations: {some(mixed)} differ; {remedy}"
+            yield f"{name} mixes configurations: {join_some(mixed)} differ; {remedy}"
         if len(group) < 2:
             yield f"{name} has {len(group)} runs; a test needs at least two, and three are better"
     for run in runs:
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     text = "conditions in which the runs of a group may differ (NAME,NAME; may be repeated)"
     add("--allow", action="append", default=[], metavar="NAME", help=text)
-    add("--plot", type=cli.picture, metavar="FILE", help="write a plot of the runs: .png or .svg")
+    add("--plot", type=cli.plot_path, metavar="FILE", help="write a plot of the runs: .png or .svg")
     options = parser.parse_intermixed_args(arguments)
     options.allow = [name.lower() for text in options.allow for name in text.split(",")]
     if bool(options.a) != bool(options.b) or bool(options.logs) == bool(options.a):

@@ -1,4 +1,4 @@
-"""Recipes: changes of train_gpt.py as tested patches, in records/recipes/<name>.diff.
+"""Apply recipes: changes of train_gpt.py as tested patches, in records/recipes/<name>.diff.
 
     python3 tools/recipe.py list                             all recipes and stacks
     python3 tools/recipe.py apply ema int6 --to x.py         train_gpt.py with these two
@@ -7,11 +7,13 @@
     python3 tools/recipe.py new wider --from mine.py         a recipe from an edited train_gpt.py
 
 A recipe is off until you switch it on with its setting: python3 x.py EMA_DECAY=0.997. `--set`
-makes a value the default in the written file, as a stack (records/stacks/<name>.json) does.
+makes a value the default in the written file. A stack (records/stacks/<name>.json) does this, too.
 Recipes are merged by git. If two changes cannot be merged, both are shown and nothing is written.
 
 Exit code: 0 done, 1 refused, with the reason, 2 wrong usage.
 """
+
+# This module builds on cli.py and on git.
 
 import argparse
 import ast
@@ -30,7 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
 from cli import ToolError
 
@@ -39,9 +41,11 @@ FOLDER = cli.ROOT / "records" / "recipes"
 STACKS = cli.ROOT / "records" / "stacks"
 COMMANDS = STACKS / "commands.txt"
 TODO = "TODO"
-EDITED = "make your edit a recipe and git checkout train_gpt.py, or this recipe again (new --again)"
+EDITED_HINT = (
+    "restore train_gpt.py (make your edit a recipe first), or renew the recipe (new --again)"
+)
 MADE_BY = "# Made by tools/recipe.py from train_gpt.py and these recipes: "
-# git's conflict: what ours, the base and theirs have
+# A conflict as git marks it: the lines of ours, of the base and of theirs.
 CONFLICT = re.compile(
     r"^<{7} [^\n]*\n(.*?)^[|]{7} [^\n]*\n(.*?)^={7}\n(.*?)^>{7} [^\n]*\n", re.MULTILINE | re.DOTALL
 )
@@ -49,8 +53,8 @@ CONFLICT = re.compile(
 
 @dataclass(frozen=True)
 class Recipe:
-    """A header of comment lines, and a unified diff against train_gpt.py.
-    tests/recipes/test_recipes.py says what a header must have."""
+    """A header of comment lines, and a unified diff against train_gpt.py. The header contains what
+    tests/recipes/test_recipes.py checks."""
 
     name: str
     header: str
@@ -58,87 +62,96 @@ class Recipe:
 
     @property
     def sentence(self) -> str:
-        """What it does: the header's lines up to its first field."""
+        """What the recipe does: the lines of the header up to its first field."""
         text = re.split(r"\n# (?:setting|source|effect|cost|not with):", self.header)[0]
         return " ".join(line.removeprefix("#").strip() for line in text.splitlines())
 
     def field(self, name: str) -> list[str]:
-        """The field's lines. An indented line continues the one before it."""
+        """Return the lines of a field. An indented line continues the line before it."""
         whole = re.sub(r"\n#   +", " ", self.header)
         return re.findall(rf"^# {name}: *(.+)$", whole, re.MULTILINE)
 
     @property
     def not_with(self) -> list[str]:
-        """Recipes that must not be applied with it, for one of the two would have no effect."""
+        """The recipes that must not be applied together with this one: one of the two would have no
+        effect."""
         return re.findall(r"\w+", " ".join(self.field("not with")))
 
     @property
     def settings(self) -> dict[str, tuple[str, str]]:
-        """{NAME: (its default, a value that switches it on)}"""
+        """{NAME: (default, a value that switches the recipe on)}"""
         pattern = r"([A-Z0-9_]+)=(\S*), on: \1=(\S+)"
         matches = (re.match(pattern, text) for text in self.field("setting"))
         return {match[1]: (match[2], match[3]) for match in matches if match}
 
     def count(self, sign: str) -> int:
-        """Lines added (+) or removed (-)."""
+        """Return the number of added (+) or removed (-) lines."""
         return sum(line.startswith(sign) for line in self.diff.splitlines()[2:])
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.diff"))
 
 
-def load(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe:
+    """Read a recipe. Raises ToolError if there is none of this name."""
     path = FOLDER / f"{name}.diff"
     if not path.is_file():
-        raise ToolError(f"{name}: no such recipe in {FOLDER}: recipe.py list shows all, and stacks")
+        raise ToolError(
+            f"{name}: no such recipe in {FOLDER}; recipe.py list shows all recipes and stacks"
+        )
     header, _, diff = path.read_text(encoding="utf-8").partition("\n--- ")
     return Recipe(name, header + "\n", "--- " + diff)
 
 
-def stack(name: str) -> dict[str, Any]:
-    """Recipes in their order with their settings, and how they are run."""
+def load_stack(name: str) -> dict[str, Any]:
+    """Return a stack: its recipes in order, their settings, and how to run them."""
     return json.loads((STACKS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def git(folder: Path, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess:
-    """Runs git in a folder of no repository, without the user's configuration."""
-    own = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_CONFIG_GLOBAL": os.devnull}
-    options = {"env": {**os.environ, **own, "LC_ALL": "C"}, "capture_output": True, "text": True}
+    """Run git in a folder outside any repository, without the user's configuration."""
+    environment = {"GIT_CEILING_DIRECTORIES": str(folder.parent), "GIT_CONFIG_GLOBAL": os.devnull}
+    options = {
+        "env": {**os.environ, **environment, "LC_ALL": "C"},
+        "capture_output": True,
+        "text": True,
+    }
     return subprocess.run(["git", *arguments], cwd=folder, input=given, **options)
 
 
 @cache
-def patched(base: str, recipe: Recipe) -> str:
-    """`base` with one recipe; ToolError where its lines are not found."""
+def apply_patch(base: str, recipe: Recipe) -> str:
+    """Return `base` with one recipe. Raises ToolError if the recipe does not fit."""
     with tempfile.TemporaryDirectory(prefix="recipe") as name:
         folder = Path(name).resolve()
         (folder / "train_gpt.py").write_text(base, encoding="utf-8")
         done = git(folder, "apply", "-", given=recipe.diff)
         if done.returncode:
             line = re.search(r"train_gpt\.py:(\d+)|$", done.stderr)[1]
-            words = f"train_gpt.py has other lines near line {line}: {EDITED}"
+            words = f"train_gpt.py has other lines near line {line}; {EDITED_HINT}"
             raise ToolError(f"{recipe.name} does not apply: {words}")
         return (folder / "train_gpt.py").read_text(encoding="utf-8")
 
 
-def merged(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
-    """Both changes of `base`, each a name and a text. ToolError shows what cannot be merged."""
+def merge(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
+    """Return `base` with two changes, which are given as (name, changed text). Raises ToolError
+    with the lines that cannot be merged."""
     with tempfile.TemporaryDirectory(prefix="recipe") as name:
         folder = Path(name).resolve()
         for file, text in (("ours", ours[1]), ("base", base), ("theirs", theirs[1])):
             (folder / file).write_text(text, encoding="utf-8")
         labels = "-L", ours[0], "-L", "train_gpt.py", "-L", theirs[0]
         done = git(folder, "merge-file", "-p", "--diff3", *labels, "ours", "base", "theirs")
-    text = CONFLICT.sub(joined, done.stdout)
+    text = CONFLICT.sub(resolve_conflict, done.stdout)
     if shown := [conflict[0] for conflict in CONFLICT.finditer(text)]:
         raise ToolError(f"{ours[0]} and {theirs[0]} change the same lines:\n" + "".join(shown))
     return text
 
 
-def joined(conflict: re.Match) -> str:
-    """Both, where one of them only adds lines before or after those that the other changes; else
-    the conflict as it is."""
+def resolve_conflict(conflict: re.Match) -> str:
+    """Return both changes if one of them only adds lines before or after those that the other one
+    changes; otherwise return the conflict as it is."""
     ours, base, theirs = (part.splitlines(keepends=True) for part in conflict.groups())
     size = len(base)
     for one, other in ((ours, theirs), (theirs, ours)):
@@ -150,31 +163,31 @@ def joined(conflict: re.Match) -> str:
     return conflict[0]
 
 
-def combined(base: str, recipes: Sequence[Recipe]) -> str:
-    """`base` with all recipes."""
+def combine(base: str, recipes: Sequence[Recipe]) -> str:
+    """Return `base` with all recipes. Raises ToolError if they cannot be combined."""
     text, done = base, ""
     chosen = {recipe.name for recipe in recipes}
     for recipe in recipes:
         if others := chosen.intersection(recipe.not_with):
-            words = f"{recipe.name} and {others.pop()} do the same in two ways, and one would win"
-            raise ToolError(f"{words}: leave one out")
-        other = patched(base, recipe)
-        text = merged((done, text), base, (recipe.name, other)) if done else other
+            words = f"{recipe.name} and {others.pop()} do the same thing in two ways"
+            raise ToolError(f"{words}, so one of them would have no effect; leave one out")
+        other = apply_patch(base, recipe)
+        text = merge((done, text), base, (recipe.name, other)) if done else other
         done += f" + {recipe.name}" if done else recipe.name
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        reason = f"line {error.lineno} of what they make: {error.msg}"
+        reason = f"line {error.lineno} of the combined script: {error.msg}"
         raise ToolError(f"{done}: {reason}") from error
-    if faults := faults_of_merge(tree):
-        remedy = "leave one out" if recipes[1:] else "mend the recipe"
-        raise ToolError(f"{done}: {cli.some(faults)}: {remedy}")
+    if faults := find_merge_faults(tree):
+        remedy = "leave one recipe out" if recipes[1:] else "correct the recipe"
+        raise ToolError(f"{done}: {cli.join_some(faults)}; {remedy}")
     return text
 
 
-def faults_of_merge(tree: ast.Module) -> list[str]:
-    """Functions, classes and settings that one scope defines twice, for the last one would win, and
-    statements behind one that leaves their block."""
+def find_merge_faults(tree: ast.Module) -> list[str]:
+    """Return in words which functions, classes and settings a scope defines twice (the last one
+    would win), and which statements cannot be reached."""
     found = []
     for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))):
         names = [
@@ -193,12 +206,12 @@ def faults_of_merge(tree: ast.Module) -> list[str]:
         for node, after in pairs:
             if isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
                 word = type(node).__name__.lower()
-                found.append(f"line {after.lineno} of what they make is behind a {word}")
+                found.append(f"line {after.lineno} of the combined script is behind a {word}")
     return found
 
 
 def with_defaults(text: str, assigned: dict[str, str]) -> str:
-    """The script with other defaults. The script itself says which values a setting may have."""
+    """Return the script with other defaults. The script itself checks the values."""
     if not assigned:
         return text
     with tempfile.TemporaryDirectory(prefix="recipe") as name:
@@ -220,41 +233,44 @@ def with_defaults(text: str, assigned: dict[str, str]) -> str:
         value = json.dumps(value) if isinstance(value, str) else repr(value)
         text, count = line.subn(lambda match, value=value: match[1] + value + match[3], text, 1)
         if not count:
-            raise ToolError(f"--set {setting}: its line in Config is not found")
+            raise ToolError(f"--set {setting}: the line of this setting in Config was not found")
     return text
 
 
 def list_recipes(options: argparse.Namespace) -> None:
-    for name in names():
-        recipe = load(name)
+    for name in list_names():
+        recipe = load_recipe(name)
         lines = f"+{recipe.count('+')} -{recipe.count('-')}"
         print(f"{name:18} {lines:>8}  {recipe.sentence}")
         for setting, (default, on) in recipe.settings.items():
             print(f"{'':28} {setting}={default}, on: {setting}={on}")
     for path in sorted(STACKS.glob("*.json")):
-        values = stack(path.stem)
+        values = load_stack(path.stem)
         print(f"--stack {path.stem}: {', '.join(values['recipes'])}: {values['score']}")
 
 
 def apply_recipes(options: argparse.Namespace) -> None:
     target = Path(options.to)
-    chosen = stack(options.stack) if options.stack else {"recipes": [], "settings": {}}
+    chosen = load_stack(options.stack) if options.stack else {"recipes": [], "settings": {}}
     wanted = [*dict.fromkeys([*chosen["recipes"], *options.names])]
     if not wanted:
-        raise ToolError("no recipe is named: write the names in front: apply ema --to x.py")
+        raise ToolError("apply needs a recipe: put its name first, as in: apply ema --to x.py")
     if target.exists():
-        raise ToolError(f"{target} exists, apply starts from train_gpt.py: name another file")
-    recipes = [load(name) for name in wanted]
+        raise ToolError(
+            f"{target} exists already (apply starts from train_gpt.py); give another file"
+        )
+    recipes = [load_recipe(name) for name in wanted]
     assigned = {name: str(value) for name, value in chosen["settings"].items()}
     for text in options.set:
         setting, _, value = text.partition("=")
         assigned[setting] = value
-    text = with_defaults(combined(TRAINER.read_text(encoding="utf-8"), recipes), assigned)
+    text = with_defaults(combine(TRAINER.read_text(encoding="utf-8"), recipes), assigned)
     made_by = f"{MADE_BY}{', '.join(wanted)}" + f"; stack {options.stack}" * bool(options.stack)
     target.write_text(f"{made_by}\n{text}", encoding="utf-8")
     paths = str(TRAINER.resolve()), str(target.resolve())
-    counted = git(target.resolve().parent, "diff", "--no-index", "--numstat", *paths).stdout.split()
-    print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{counted[0]} -{counted[1]} lines)")
+    numbers = git(target.resolve().parent, "diff", "--no-index", "--numstat", *paths).stdout
+    added, removed = numbers.split()[:2]
+    print(f"{target}: train_gpt.py with {', '.join(wanted)} (+{added} -{removed} lines)")
     for recipe in recipes:
         settings = {name: on for name, (default, on) in recipe.settings.items() if default != on}
         off = [f"{name}={on}" for name, on in settings.items() if name not in assigned]
@@ -262,11 +278,11 @@ def apply_recipes(options: argparse.Namespace) -> None:
             print(f"  {recipe.name} is off until you set {' '.join(off)}")
     if options.stack:
         print(f"  {chosen['score']} ({chosen['source']})")
-        print("\n" + steps(options.stack, chosen, target))
+        print("\n" + format_commands(options.stack, chosen, target))
 
 
-def steps(name: str, chosen: dict[str, Any], target: Path) -> str:
-    """The commands of records/stacks/commands.txt, which make a record of a stack."""
+def format_commands(name: str, chosen: dict[str, Any], target: Path) -> str:
+    """Return the commands that make a record of a stack, from records/stacks/commands.txt."""
     script = os.path.relpath(target, cli.ROOT)
     values = chosen | {
         "root": shlex.quote(str(cli.ROOT)),
@@ -285,7 +301,9 @@ def steps(name: str, chosen: dict[str, Any], target: Path) -> str:
 def new_recipe(options: argparse.Namespace) -> None:
     path = FOLDER / f"{options.name}.diff"
     if path.exists() and not options.again:
-        raise ToolError(f"{path} exists: name another, or --again: it gets these lines instead")
+        raise ToolError(
+            f"{path} exists already; give another name, or replace its lines with --again"
+        )
     text = Path(options.source).read_text(encoding="utf-8", errors="replace")
     text = text.split("\n", 1)[1] if text.startswith(MADE_BY) else text
     root = TRAINER.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -293,31 +311,45 @@ def new_recipe(options: argparse.Namespace) -> None:
     diff = difflib.unified_diff(root, lines, "a/train_gpt.py", "b/train_gpt.py")  # for git apply
     recipe = Recipe(options.name, "", "".join(diff))
     if not recipe.diff or 2 * recipe.count("-") > len(root):
-        raise ToolError(f"{options.source}: not an edited copy of train_gpt.py: name one")
+        raise ToolError(
+            f"{options.source} is not an edited copy of train_gpt.py; give an edited copy"
+        )
     header = [f"# {TODO}: what it does, in one sentence."]
     header += [f"# setting: {TODO}=0, on: {TODO}=1"]
     header += [f"# source: {TODO}: a paper or a pull request"]
     header += [f"# effect: {TODO}: the published effect, with its number", ""]
-    kept = load(options.name).header if path.exists() else "\n".join(header)
+    kept = load_recipe(options.name).header if path.exists() else "\n".join(header)
     path.write_text(kept + recipe.diff, encoding="utf-8")
-    print(f"{path}: fill in its header, then: python3 -m pytest tests/recipes -k {options.name}")
+    print(
+        f"{path}: fill in the header, then run: python3 -m pytest tests/recipes -k {options.name}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_subparsers(required=True, metavar="COMMAND").add_parser
-    text = "list name, lines, sentence and settings of each recipe"
+    text = "list each recipe with its number of lines, a sentence and its settings"
     add("list", help=text).set_defaults(run=list_recipes)
-    command = add("apply", help="write train_gpt.py with some recipes to another file")
-    command.add_argument("names", nargs="*", metavar="NAME", help="names of recipes, from list")
-    command.add_argument("--stack", metavar="NAME", help="recipes and values of records/stacks")
+    command = add("apply", help="write train_gpt.py with the given recipes to another file")
+    command.add_argument(
+        "names", nargs="*", metavar="NAME", help="names of recipes, as list prints them"
+    )
+    command.add_argument(
+        "--stack", metavar="NAME", help="apply the recipes and values of records/stacks/NAME.json"
+    )
     command.add_argument("--to", required=True, metavar="FILE", help="file to write")
-    command.add_argument("--set", nargs="+", metavar="NAME=VALUE", action="extend", default=[])
+    text = "make these values the defaults in the written file"
+    options = {"nargs": "+", "metavar": "NAME=VALUE", "action": "extend", "default": []}
+    command.add_argument("--set", help=text, **options)
     command.set_defaults(run=apply_recipes)
     command = add("new", help="make a recipe from an edited copy of train_gpt.py")
     command.add_argument("name", metavar="NAME", help="the recipe's name")
-    command.add_argument("--from", dest="source", required=True, metavar="FILE", help="edited copy")
-    command.add_argument("--again", action="store_true", help="replace lines, keep the header")
+    command.add_argument(
+        "--from", dest="source", required=True, metavar="FILE", help="edited copy of train_gpt.py"
+    )
+    command.add_argument(
+        "--again", action="store_true", help="replace the recipe's lines and keep its header"
+    )
     command.set_defaults(run=new_recipe)
     options = parser.parse_args(arguments)
     return cli.run(lambda: options.run(options) or 0)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import samples
-from cli import cell, counted, some, table
+from cli import format_cell, format_numbers, format_table, join_some
 from runs import Logs, Run
 from samples import (
     BITS,
@@ -60,8 +60,9 @@ def difference_lines(runs: Sequence[Run]) -> list[str]:
     for name, values in known.items():
         if len(values) == 2 and None in values:
             [value] = [value for value in values if value is not None]
-            only_in.setdefault(counted(values[value]), []).append(f"{name} {str(value)[:40]}")
-    lines += [f"  only in {numbers}: {some(texts, 12)}" for numbers, texts in only_in.items()]
+            numbers = format_numbers(values[value])
+            only_in.setdefault(numbers, []).append(f"{name} {str(value)[:40]}")
+    lines += [f"  only in {numbers}: {join_some(texts, 12)}" for numbers, texts in only_in.items()]
     return lines
 
 
@@ -70,22 +71,22 @@ def value_words(values: IndicesByValue) -> str:
     texts = []
     for value, indices in values.items():
         name = "not known" if value is None else str(value)[:40]
-        texts.append(f"{name}: {counted(indices)}")
-    return some(texts, 6, " | ")
+        texts.append(f"{name}: {format_numbers(indices)}")
+    return join_some(texts, 6, " | ")
 
 
 def seconds(ms: float | None) -> str:
-    return cell(ms and ms / 1e3, ",.1f")
+    return format_cell(ms and ms / 1e3, ",.1f")
 
 
 Columns = dict[str, Callable[[Run], str]]  # {head of a column: the cell of a run}
 TIME: Columns = {
     "status": lambda run: run.status,
     # "(name)": the log says no seed, but its name does.
-    "seed": lambda run: cell(run.known_seed) + " (name)" * (run.seed != run.known_seed),
+    "seed": lambda run: format_cell(run.known_seed) + " (name)" * (run.seed != run.known_seed),
     "steps": lambda run: f"{run.last_step:,}",
-    "ms/step": lambda run: cell(run.step_ms, ".2f"),
-    "wait ms": lambda run: cell(run.input_wait_per_step(), ".2f"),
+    "ms/step": lambda run: format_cell(run.step_ms, ".2f"),
+    "wait ms": lambda run: format_cell(run.input_wait_per_step(), ".2f"),
     "train s": lambda run: seconds(run.train_time_ms),
     "val s": lambda run: seconds(run.val_total_ms),
     "eval s": lambda run: seconds(run.eval_ms),
@@ -94,12 +95,12 @@ RESULT: Columns = {
     "train loss": lambda run: f"{run.steps[-1].train_loss:.4f}" if run.steps else "-",
     "val loss": lambda run: f"{run.validations[-1].val_loss:.4f}" if run.validations else "-",
     "result": lambda run: f"{run.result.val_bpb:.5f}" if run.result else "-",
-    "nats": lambda run: cell(run.result and run.result.val_loss, ".5f"),
+    "nats": lambda run: format_cell(run.result and run.result.val_loss, ".5f"),
     "kind": lambda run: run.result.kind if run.result else "-",
-    "code": lambda run: cell(run.code_bytes, ","),
-    "model": lambda run: cell(run.model_bytes, ","),
-    "total": lambda run: cell(run.total_bytes, ","),
-    "left": lambda run: cell(run.total_bytes and SIZE_LIMIT_BYTES - run.total_bytes, ","),
+    "code": lambda run: format_cell(run.code_bytes, ","),
+    "model": lambda run: format_cell(run.model_bytes, ","),
+    "total": lambda run: format_cell(run.total_bytes, ","),
+    "left": lambda run: format_cell(run.total_bytes and SIZE_LIMIT_BYTES - run.total_bytes, ","),
 }
 
 
@@ -108,7 +109,7 @@ def format_runs(runs: Sequence[Run], columns: Columns) -> list[str]:
     rows = []
     for number, (name, run) in enumerate(zip(samples.log_labels(runs), runs, strict=True), 1):
         rows.append([str(number), name, *(show(run) for show in columns.values())])
-    return table(["#", "log", *columns], rows)
+    return format_table(["#", "log", *columns], rows)
 
 
 def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
@@ -119,7 +120,7 @@ def group_lines(runs: Sequence[Run], allow: Collection[str] = ()) -> list[str]:
         values = [result_value(runs[index], unit) for index in indices]
         if len(indices) > 1 and None not in values:
             mean = f"mean {fmean(values):.5f} {unit}, std {stdev(values):.5f}"
-            lines.append(f"Runs {counted(indices)} differ only in their seed: {mean}")
+            lines.append(f"Runs {format_numbers(indices)} differ only in their seed: {mean}")
     return lines
 
 
@@ -148,7 +149,7 @@ def note_lines(logs: Logs) -> list[str]:
         if run.error:
             notes.append(f"{run.name}: {run.status} at step {run.last_step}: {run.error}")
         if run.resumed_at:
-            notes.append(f"{run.name}: resumed at step {some(run.resumed_at)}")
+            notes.append(f"{run.name}: resumed at step {join_some(run.resumed_at)}")
     return ["Notes", *(f"  {note}" for note in notes)] if notes else []
 
 

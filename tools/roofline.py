@@ -3,12 +3,15 @@
     python3 tools/roofline.py mine.py [NAME=value ...] [--device h100] [--ranks 8]
     python3 tools/roofline.py mine.py XSA_LAST_N=9 --against train_gpt.py [NAME=value ...]
 
-Each script has the settings that stand behind it. torch's compiler says which kernels a GPU would
-run, and what each reads and writes; nothing is computed. A kernel takes the longer of its bytes /
-bandwidth and its FLOPs / rate, plus 2 us. This is an estimate of one device's work, without the
-host and without waiting for other ranks: tools/README.md compares it with published step times.
-Validation and test-time training are left out. About a minute for nine layers, three with loops.
+Put settings after the script to which they belong. torch's compiler says which kernels a GPU would
+run, and how many bytes each kernel reads and writes; nothing is computed. The time of a kernel is
+the larger of bytes / bandwidth and FLOPs / rate, plus 2 us. This estimates the work of one device,
+without the host and without waiting for other ranks: tools/README.md compares estimates with
+published step times. Validation and test-time training are left out. It takes about a minute for
+nine layers, and three minutes if layers are repeated.
 """
+
+# This module builds on kernels.py, which records the kernels of a step.
 
 import argparse
 import math
@@ -18,18 +21,20 @@ from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
 import pandas
 from kernels import record
 
-# By data sheets, without sparsity: bytes/s of memory, FLOP/s in bfloat16, GB, bytes/s between GPUs.
-# Then what is reached, as shares: of memory by element-wise kernels; of products by cuBLAS at 512
-# channels (openai/parameter-golf PR 670), and with TF32; of products by attention, with heads of 64
-# channels and rows of 1,024, in the FlashAttention-3 paper (229, 288, 265 TFLOP/s; backward 363 by
-# fa3; the others' backward is from published step times). The shares of a100 and rtx4090 are fitted
-# to one published step each (684 and about 940 ms for the challenge's script on one); b200's are an
-# H100's, which is a guess.
+# The first four rows are from data sheets, without sparsity: memory bandwidth in bytes/s, matrix
+# products in bfloat16 FLOP/s, memory in GB, bandwidth between GPUs in bytes/s. The other rows are
+# the reached shares: `streamed` of the memory bandwidth by element-wise kernels; `bfloat16` of the
+# FLOP/s by cuBLAS at 512 channels (openai/parameter-golf PR 670), `float32` the same with TF32; the
+# rest of the FLOP/s by attention with heads of 64 channels and sequences of 1,024 tokens. Those of
+# attention are from the FlashAttention-3 paper (229, 288, 265 TFLOP/s; backward with fa3 363); the
+# backward shares of flash and cudnn are from published step times. The shares of a100 and rtx4090
+# are fitted to one published step each (684 and about 940 ms for the challenge's script on one
+# GPU). The shares of b200 are those of an H100, which is a guess.
 RATES = """
 rate               h100     h200     b200     a100  rtx4090
 memory          3.35e12  4.80e12  8.00e12  2.04e12  1.01e12
@@ -47,79 +52,86 @@ fa3_forward       0.268    0.268    0.268    0.330    0.550
 fa3_backward      0.367    0.367    0.367    0.330    0.550
 """
 DEVICES = pandas.read_csv(StringIO(RATES), sep=r"\s+", index_col="rate")
-LAUNCH = 2e-6  # seconds that a kernel takes besides its work
-RESERVED = 3e9  # bytes of a device for CUDA, NCCL and gaps between tensors
-RUN = 600  # seconds
+LAUNCH = 2e-6  # seconds to launch a kernel
+RESERVED = 3e9  # bytes of device memory that CUDA, NCCL and gaps between tensors take
+RUN = 600  # seconds of a run
 COLUMNS = ["kernels", "GB", "TFLOP", "ms"]
 
 
-def seconds_of(kernel, rates, ranks):
+def estimate_seconds(kernel, rates, ranks):
+    """Return how long a kernel takes on a device with these rates."""
     if kernel.kind == "all-reduce":
-        return (ranks > 1) * (2 * (1 - 1 / ranks) * kernel.bytes / rates["link"] + LAUNCH)
+        if ranks == 1:
+            return 0.0
+        return 2 * (1 - 1 / ranks) * kernel.bytes / rates["link"] + LAUNCH
     share = rates.get(f"{kernel.kind}_{kernel.side}", rates.get(kernel.kind, rates["float32"]))
     moved = kernel.bytes / (rates["memory"] * rates["streamed"])
     return max(moved, kernel.flops / (rates["products"] * share)) + LAUNCH
 
 
-def table_of(step, rates, ranks):
-    """What each part of a step launches, moves, computes and takes."""
+def make_table(step, rates, ranks):
+    """Return a table with the kernels, bytes, FLOPs and time of each part of a step."""
     table = pandas.DataFrame(step.kernels)
     table["kernels"] = 1
     table["GB"] = table.bytes / 1e9
     table["TFLOP"] = table.flops / 1e12
-    table["ms"] = [1e3 * seconds_of(kernel, rates, ranks) for kernel in step.kernels]
+    table["ms"] = [1e3 * estimate_seconds(kernel, rates, ranks) for kernel in step.kernels]
     is_product = (table.flops > 0) & (table.part != "attention")
     table["products"] = table.ms.where(is_product, 0.0)
     return table.groupby(["side", "part"], sort=False)[[*COLUMNS, "products"]].sum()
 
 
-def text_of(table, sign=""):
+def format_table(table, sign=""):
+    """Return the table as text, with its sum. `sign` is "+" for a table of differences."""
     table = table[COLUMNS].copy()
     table.loc[("sum", ""), :] = table.sum()
-    whole, real = f"{{:{sign}.0f}}".format, f"{{:{sign}.2f}}".format
-    return table.to_string(formatters={"kernels": whole}, float_format=real, sparsify=False)
+    integer = f"{{:{sign}.0f}}".format
+    decimal = f"{{:{sign}.2f}}".format
+    return table.to_string(formatters={"kernels": integer}, float_format=decimal, sparsify=False)
 
 
-def words(step, table, rates):
-    """Lines on a step besides its table"""
+def summary_lines(step, table, rates):
+    """Return lines on the time and the memory of a step."""
     total = table.sum()
     room = rates["gigabytes"] * 1e9 - RESERVED - step.held
-    fits = "no GRAD_ACCUM_STEPS fits"
+    fits = "it fits with no GRAD_ACCUM_STEPS"
     if room > 0:
         least = max(1.0, step.peak * step.micro_steps / room)
-        halvings = math.ceil(math.log2(least))  # other numbers may not divide a step
-        fits = f"fits from GRAD_ACCUM_STEPS={2**halvings} on"
+        halvings = math.ceil(math.log2(least))  # a power of 2 divides the step
+        fits = f"it fits with GRAD_ACCUM_STEPS >= {2**halvings}"
     return [
         f"a step: {total.ms:.1f} ms, {total.products / total.ms:.0%} of it matrix products; "
         f"{step.tokens / total.ms / 1e3:.2f} million tokens per second",
-        f"its FLOPs alone, at the device's peak: {1e15 * total.TFLOP / rates['products']:.1f} ms, "
-        "which no kernels can beat",
+        "the FLOPs of the step alone would take "
+        f"{1e15 * total.TFLOP / rates['products']:.1f} ms at the device's peak rate; "
+        "no kernels can be faster than that",
         f"memory: {step.held / 1e6:,.0f} MB of weights, gradients and optimizers, and "
-        f"{step.peak / 1e6:,.0f} MB in a micro-step; {fits}",
+        f"{step.peak / 1e6:,.0f} MB more during a micro-step; {fits}",
     ]
 
 
 class Run:
-    """A script's steps, as they are at first and, where they change, later."""
+    """The steps of a script at the begin of a run and, if they change, later in the run."""
 
     def __init__(self, script, steps, rates, ranks):
         self.name = " ".join(script)
         self.steps = steps
-        self.tables = [table_of(step, rates, ranks) for step in steps]
+        self.tables = [make_table(step, rates, ranks) for step in steps]
         ends = [*(step.begins for step in steps[1:]), 1.0]
-        self.count = 0.0  # steps in RUN
+        self.count = 0.0  # steps in RUN seconds
         for step, table, end in zip(steps, self.tables, ends, strict=True):
             self.count += 1e3 * RUN * (end - step.begins) / table.ms.sum()
         self.memory = max(step.held + step.peak for step in steps)
 
 
 def compare(ours, theirs):
-    """Prints what one Run costs more than another: its first steps, and its last if some differ."""
+    """Print what one Run costs more than another: at the begin of the run and, if steps change, at
+    its end."""
     moments = (0, -1) if len(ours.steps) + len(theirs.steps) > 2 else (0,)
     for moment in moments:
-        print(f"\nmore than {theirs.name}" + (", at the end of the run" if moment else ""))
+        print(f"\ncompared with {theirs.name}" + (", at the end of the run" if moment else ""))
         more = ours.tables[moment].sub(theirs.tables[moment], fill_value=0)
-        print(text_of(more[more.abs().max(axis=1) > 1e-9], "+"))
+        print(format_table(more[more.abs().max(axis=1) > 1e-9], "+"))
     ms = 1e3 * RUN / ours.count - 1e3 * RUN / theirs.count
     share = theirs.count / ours.count - 1
     steps = f"{abs(ours.count - theirs.count):,.0f} steps {'fewer' if ms > 0 else 'more'}"
@@ -128,40 +140,47 @@ def compare(ours, theirs):
 
 
 def draw(runs, path):
-    """Bars of ms by part, for each script's first steps."""
+    """Write a bar plot of the ms of each part of the first step, for each script."""
     from matplotlib.figure import Figure  # optional, and slow to import
 
     ms = pandas.concat({run.name: run.tables[0].ms for run in runs}, axis=1)[::-1]
     ms.index = ms.index.map(": ".join)
     figure = Figure(figsize=(9, 0.3 * len(ms) + 1.5), dpi=150, layout="constrained")
-    ms.plot.barh(ax=figure.subplots(), width=0.8, xlabel="milliseconds of a step, estimated")
+    ms.plot.barh(ax=figure.subplots(), width=0.8, xlabel="estimated time in a step (ms)")
     figure.savefig(path)
 
 
-def rate(text):
-    """NAME=number of --rate"""
+def parse_rate(text):
+    """Return (name, number) of an option --rate NAME=number."""
     name, _, value = text.partition("=")
     if name not in DEVICES.index:
-        raise argparse.ArgumentTypeError(f"{text}: name one of {', '.join(DEVICES.index)}")
+        raise argparse.ArgumentTypeError(
+            f"{text}: the name must be one of {', '.join(DEVICES.index)}"
+        )
     return name, cli.number(float, 1e-9)(value)
 
 
 def estimate(options):
+    """Print the estimates for the script, and the comparison with another script if one is
+    given."""
     rates = dict(DEVICES[options.device]) | dict(options.rate)
     scripts = [words for words in (options.script, options.against) if words]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(record, file, given, options.ranks) for file, *given in scripts]
         steps = [job.result() for job in jobs]
-    runs = [Run(*both, rates, options.ranks) for both in zip(scripts, steps, strict=True)]
+    runs = [
+        Run(script, script_steps, rates, options.ranks)
+        for script, script_steps in zip(scripts, steps, strict=True)
+    ]
     ours = runs[0]
     for step, table in zip(ours.steps, ours.tables, strict=True):
         when = f", from {step.begins:.0%} of the run on" if step.begins else ""
-        print(f"{ours.name} on {options.ranks} x {options.device}{when}: estimated")
-        print("\n".join((text_of(table), *words(step, table, rates), "")))
-    print(f"{ours.count:,.0f} steps in {RUN} s, without the host and other ranks")
+        print(f"{ours.name} on {options.ranks} x {options.device}{when}, estimated")
+        print("\n".join((format_table(table), *summary_lines(step, table, rates), "")))
+    print(f"{ours.count:,.0f} steps in {RUN} s, if the host and other ranks cause no delay")
     if options.picture:
         draw(runs, options.picture)
-        print(f"picture: {options.picture}")
+        print(f"plot: {options.picture}")
     if options.against:
         compare(*runs)
 
@@ -170,17 +189,46 @@ def main(arguments=None):
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     words = ("FILE", "NAME=value")
-    add("script", nargs="+", metavar="FILE", help="an edited train_gpt.py, then its settings")
-    add("--against", nargs="+", metavar=words, help="a script to compare with, and its settings")
-    add("--device", choices=DEVICES, default="h100", help="default: %(default)s")
-    add("--ranks", type=cli.number(int, 1, 4096), default=8, help="GPUs; default: %(default)s")
-    add("--rate", type=rate, nargs="+", default=[], metavar="NAME=number", help="one you measured")
-    add("--picture", type=cli.picture, metavar="FILE", help="draw a picture: .svg or .png")
+    add(
+        "script",
+        nargs="+",
+        metavar="FILE",
+        help="an edited train_gpt.py, followed by settings NAME=value",
+    )
+    add(
+        "--against",
+        nargs="+",
+        metavar=words,
+        help="script to compare with, followed by its settings",
+    )
+    add("--device", choices=DEVICES, default="h100", help="GPU (default: %(default)s)")
+    add(
+        "--ranks",
+        type=cli.number(int, 1, 4096),
+        default=8,
+        help="number of GPUs (default: %(default)s)",
+    )
+    add(
+        "--rate",
+        type=parse_rate,
+        nargs="+",
+        default=[],
+        metavar="NAME=number",
+        help="use a rate that you measured, such as bfloat16=0.6",
+    )
+    add(
+        "--picture",
+        type=cli.plot_path,
+        metavar="FILE",
+        help="write a bar plot of the parts of a step: .svg or .png",
+    )
     options = parser.parse_args(arguments)
     for script, *settings in filter(None, (options.script, options.against)):
         wrong = [word for word in settings if "=" not in word]
         if wrong or not Path(script).is_file():
-            parser.error(f"{(wrong or [script])[0]}: write one file, then NAME=value")
+            parser.error(
+                f"{(wrong or [script])[0]}: give one file, followed by settings NAME=value"
+            )
     return cli.run(lambda: estimate(options))
 
 

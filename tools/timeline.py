@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("files", type=Path, nargs="+", metavar="FILE", help="a trace, as TRACE_STEPS writes it")
-    add("--picture", type=cli.picture, metavar="FILE", help="write a timeline: .svg or .png")
+    add("--picture", type=cli.plot_path, metavar="FILE", help="write a timeline: .svg or .png")
     text = "title of a trace, such as what was slowed; give one for each FILE, in the same order"
     add("--title", action="append", default=[], metavar="TEXT", help=text)
     options = parser.parse_args(arguments)

@@ -111,7 +111,7 @@ def other_values(full, again, run):
     words = []
     for name in sorted(names, reverse=True):
         words.append(f"{name} ({found[name]} instead of {expected[name]})")
-    return f", and at the end {cli.some(words, 3)}" if words else ""
+    return f", and at the end {cli.join_some(words, 3)}" if words else ""
 
 
 def read_note(run, name, rank=0):
@@ -428,29 +428,29 @@ def negative_rates(steps):
 
 
 def model_verdicts(facts):
-    yield verdict("trained", cli.some(facts["untrained"]), "training changes every weight")
+    yield verdict("trained", cli.join_some(facts["untrained"]), "training changes every weight")
     if facts["kept"]:
         words = "training changes these weights, but they are exported with their initial values"
-        yield "exported", "FAULT", f"{cli.some(facts['kept'])}: {words}"
+        yield "exported", "FAULT", f"{cli.join_some(facts['kept'])}: {words}"
     if facts["foreign"]:
         words = "in the artifact, but not in a newly built model"
-        yield "whole", "FAULT", f"{cli.some(facts['foreign'])}: {words}"
+        yield "whole", "FAULT", f"{cli.join_some(facts['foreign'])}: {words}"
     name, gap = max(facts["gaps"].items(), key=lambda pair: pair[1], default=("none", 0.0))
     text = f"stored tensors differ from the exported ones by up to {gap:.2g} of their norm: {name}"
     yield verdict("stored", "" if gap <= GAP else text, text)
     yield from sight_verdicts(facts["sight"])
     yield dtype_verdict(facts["wide"])
     good = f"logits depend on each of the {facts['tensors']} stored tensors"
-    yield verdict("artifact", cli.some(facts["unused"]), good)
+    yield verdict("artifact", cli.join_some(facts["unused"]), good)
 
 
 def sight_verdicts(sight):
     """Judge which tokens logits depend on, in sequences of the script's own length."""
     where = f"of two sequences of {sight['length']} tokens"
-    ignored = cli.some(sight["ignored"])
+    ignored = cli.join_some(sight["ignored"])
     fault = ignored and f"logits do not depend on their own token at positions {ignored} {where}"
     yield verdict("own-token", fault, "logits depend on the token at their own position")
-    leaks = cli.some(sight["leaks"])
+    leaks = cli.join_some(sight["leaks"])
     fault = leaks and f"logits change with later tokens at positions {leaks} {where}"
     good = f"no logit depends on later tokens, in sequences of {sight['length']}"
     yield verdict("look-ahead", fault, good)
@@ -466,7 +466,7 @@ def dtype_verdict(wide):
         return "dtype", "FAULT" if is_mixed else "note", text
     fault = "the score is computed in bfloat16" if "bfloat16" in wide["score"] else ""
     if wide["blocks"]:
-        fault = f"blocks {cli.some(wide['blocks'])} return float32"
+        fault = f"blocks {cli.join_some(wide['blocks'])} return float32"
     words = "with bfloat16 activations"
     good = f"{words} all blocks return bfloat16, and the score is float32"
     return verdict("dtype", fault and f"{words} {fault}", good)
@@ -551,7 +551,7 @@ def file_verdicts(lab, run):
     if files:
         names = sorted(path.removeprefix(f"{run.folder}/") for path in files)
         words = "a usual run does not open or leave these files; is that intended?"
-        yield "files", "note", f"{cli.some(names)}: {words}"
+        yield "files", "note", f"{cli.join_some(names)}: {words}"
 
 
 def edit_verdicts(lab, base, runs):
@@ -573,7 +573,7 @@ def edit_verdicts(lab, base, runs):
     if not unedited.error:
         new = [trains[name] for name in trains if name not in unedited.weights]
     if new:
-        yield "trains", "note", cli.some(new, sign="; ")
+        yield "trains", "note", cli.join_some(new, sign="; ")
     source = lab.script.read_text("utf-8")
     lines = source.splitlines()
     known = {*base.read_text("utf-8").splitlines()}
@@ -582,7 +582,7 @@ def edit_verdicts(lab, base, runs):
     missed = (changed & code_lines(compile(source, "", "exec"))).difference(*noted)
     if missed:
         words = [f"{number} `{lines[number - 1].strip()}`" for number in sorted(missed)]
-        yield "lines", "note", f"no run executed these lines of the edit: {cli.some(words, 4)}"
+        yield "lines", "note", f"no run executed these lines of the edit: {cli.join_some(words, 4)}"
 
 
 def code_lines(code):

@@ -39,7 +39,7 @@ Run = Callable[..., Any]
 COMPILED = {"add_compiled", "coordinate_descent", "max_autotune"}  # these have no effect on a CPU
 # Recipes that change how a model is stored or scored; brotli and gptq are tested in stacks.
 STORED = {"brotli", "gptq", "score_first_ttt", "byte_sidecar"}
-ALONE = [name for name in recipe.names() if name not in COMPILED | STORED]
+ALONE = [name for name in recipe.list_names() if name not in COMPILED | STORED]
 APRIL = [
     "orthogonal_init", *MODEL_RECIPES, "muon_row_norm", "muon_weight_decay", "adam_weight_decay",
     "warmdown_share", "ema", "shuffled_order", "sliding_window", "polar_express", "attn_gate",
@@ -49,11 +49,11 @@ STACKS = sorted(path.stem for path in recipe.STACKS.glob("*.json"))
 STORE = ["gptq", "brotli", "score_first_ttt", "ema", "sliding_window", "muon_weight_decay", "xsa"]
 
 
-@pytest.mark.parametrize("name", recipe.names())
+@pytest.mark.parametrize("name", recipe.list_names())
 def test_recipe_applies_and_its_header_is_complete(name: str, script: Callable) -> None:
-    one = recipe.load(name)
+    one = recipe.load_recipe(name)
     assert one.field("source") and one.field("effect") and recipe.TODO not in one.header
-    assert {*one.not_with} <= {*recipe.names()}
+    assert {*one.not_with} <= {*recipe.list_names()}
     module = script(name)
     for command in (["format", "--check"], ["check"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", f"--config={ROOT}/.ruff.toml"]
@@ -69,7 +69,7 @@ def test_recipe_applies_and_its_header_is_complete(name: str, script: Callable) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [*([name] for name in recipe.names()), STORE], ids=" ".join)
+@pytest.mark.parametrize("names", [*([name] for name in recipe.list_names()), STORE], ids=" ".join)
 def test_a_recipe_that_is_off_changes_no_digit(names: list[str], make_run: Run) -> None:
     ends = []
     for recipes in names, ():
@@ -103,7 +103,7 @@ def test_verify_finds_no_fault_in_a_stack(name: str, tmp_path: Path) -> None:
     """All settings of the stack are defaults of the script."""
     script = tmp_path / "frontier.py"
     assert recipe.main(["apply", "--stack", name, "--to", str(script)]) == 0
-    tiny = dict(pair.split("=") for pair in recipe.stack(name)["verify"].split())
+    tiny = dict(pair.split("=") for pair in recipe.load_stack(name)["verify"].split())
     found = list(verify.verdicts(script, tiny, score_differs=True))
     assert [row for row in found if row[1] == "FAULT"] == []
     assert {"resume", "ranks", "replicas", "sum"} <= {row[0] for row in found}

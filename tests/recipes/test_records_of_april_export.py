@@ -301,7 +301,7 @@ def test_scores_equal_a_plain_loop(
 
 def test_without_steps_the_score_is_that_of_sliding_window(trainer: Callable) -> None:
     root = recipe.TRAINER.read_text(encoding="utf-8")
-    alone, sliding = recipe.load("score_first_ttt"), recipe.load("sliding_window")
-    assert recipe.combined(root, [alone]) == recipe.combined(root, [sliding, alone])
+    alone, sliding = recipe.load_recipe("score_first_ttt"), recipe.load_recipe("sliding_window")
+    assert recipe.combine(root, [alone]) == recipe.combine(root, [sliding, alone])
     ends = [train_and_export(trainer(r.name, EVAL_STRIDE=8)) for r in (alone, sliding)]
     assert ends[0] == ends[1] and ends[0][1] != train_and_export(trainer())[1]

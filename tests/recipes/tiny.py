@@ -48,7 +48,7 @@ def settings_for(*names: str, layers: int = 5) -> dict[str, Any]:
     """Return the settings that switch these recipes on in a model of five (or three) layers."""
     found: dict[str, Any] = {}
     for name in names:
-        settings = recipe.load(name).settings.items()
+        settings = recipe.load_recipe(name).settings.items()
         found |= ON.get(name) or {setting: value for setting, (_, value) in settings}
     return found | {n: v for n, v in THREE_LAYERS.items() if n in found and layers == 3}
 

@@ -48,8 +48,8 @@ def build_script(name: str) -> str:
     root = recipe.TRAINER.read_text(encoding="utf-8")
     if name == "root":
         return root
-    stack = recipe.stack(name)
-    text = recipe.combined(root, [recipe.load(each) for each in stack["recipes"]])
+    stack = recipe.load_stack(name)
+    text = recipe.combine(root, [recipe.load_recipe(each) for each in stack["recipes"]])
     return recipe.with_defaults(text, stack["settings"])
 
 

@@ -1,4 +1,5 @@
-"""tools/recipe.py: recipes are merged, shown where they cannot be, made and made again; stacks."""
+"""tools/recipe.py: recipes are merged or their conflicts shown, made and renewed; stacks are
+applied."""
 
 import difflib
 import json
@@ -50,20 +51,20 @@ OPTION = "    logit_softcap: Fixed[float] = 30.0  # logits; the cap\n"
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of its own: train_gpt.py, recipes, stacks."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small repository with a train_gpt.py, recipes and stacks."""
     for name in ("recipes", "stacks"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(recipe, "FOLDER", tmp_path / "recipes")
     monkeypatch.setattr(recipe, "STACKS", tmp_path / "stacks")
     monkeypatch.setattr(recipe, "TRAINER", tmp_path / "root.py")
     (tmp_path / "root.py").write_text(SCRIPT + MAIN)
-    recipe.patched.cache_clear()
+    recipe.apply_patch.cache_clear()
     return tmp_path
 
 
 def make(name: str, old: str, new: str, header: str = HEADER) -> None:
-    """A recipe that replaces some lines of the script."""
+    """Write a recipe that replaces some lines of the script."""
     assert SCRIPT.count(old) == 1
     texts = SCRIPT + MAIN, (SCRIPT + MAIN).replace(old, new)
     lines = (text.splitlines(keepends=True) for text in texts)
@@ -76,58 +77,63 @@ def make_caps() -> None:
     make("caps", OPTION, CAP + OPTION, HEADER.replace("# source", setting))
 
 
-def test_what_cannot_be_merged_is_shown_with_both_sides(call: Call, own: Path) -> None:
+def test_a_conflict_is_shown_with_both_sides(call: Call, repository: Path) -> None:
     make("one", RETURN, "    return head\n")
     make("two", RETURN, "    return 2 * head\n")
-    code, out, err = call(recipe.main, "apply", "one", "two", "--to", own / "x.py")
-    assert (code, out) == (1, "") and not (own / "x.py").exists()
+    code, out, err = call(recipe.main, "apply", "one", "two", "--to", repository / "x.py")
+    assert (code, out) == (1, "") and not (repository / "x.py").exists()
     both = "error: one and two change the same lines:\n<<<<<<< one\n    return head\n"
     assert err.startswith(both) and RETURN in err and "    return 2 * head\n>>>>>>> two\n" in err
 
 
-def test_lines_added_at_one_place_stand_in_the_order_named(call: Call, own: Path) -> None:
-    """Also directly before or after a line that the other changes."""
+def test_lines_added_at_one_place_are_in_the_given_order(call: Call, repository: Path) -> None:
+    """Also directly before or after a line that another recipe changes."""
     make("one", HEAD, HEAD + "    # one\n")
     make("two", HEAD, HEAD + "    # two\n")
     make("three", HEAD, "    head = 2 * x\n")
     make("four", HEAD, "    # four\n" + HEAD)
     order = "two", "three", "one", "four"
-    assert call(recipe.main, "apply", *order, "--to", own / "x.py")[0] == 0
-    text = (own / "x.py").read_text()
+    assert call(recipe.main, "apply", *order, "--to", repository / "x.py")[0] == 0
+    text = (repository / "x.py").read_text()
     assert "    # four\n    head = 2 * x\n    # two\n    # one\n" in text
     assert text.startswith(recipe.MADE_BY + "two, three, one, four\n")
 
 
-def test_new_makes_a_recipe_of_an_edited_copy(call: Call, own: Path) -> None:
-    edited = own / "mine.py"
+def test_new_makes_a_recipe_of_an_edited_copy(call: Call, repository: Path) -> None:
+    edited = repository / "mine.py"
     edited.write_text((SCRIPT + MAIN).replace(OPTION, CAP + OPTION))
     assert call(recipe.main, "new", "caps", "--from", edited)[0] == 0
-    made = recipe.load("caps")
+    made = recipe.load_recipe("caps")
     assert made.field("setting") == ["TODO=0, on: TODO=1"] and made.count("+") == 1
-    assert call(recipe.main, "apply", "caps", "--to", own / "x.py")[0] == 0
-    assert (own / "x.py").read_text().split("\n", 1)[1] == edited.read_text()
-    # What was applied can be edited and made the same recipe again: its header is kept.
+    assert call(recipe.main, "apply", "caps", "--to", repository / "x.py")[0] == 0
+    assert (repository / "x.py").read_text().split("\n", 1)[1] == edited.read_text()
+    # The written script can be edited, and the recipe renewed from it: the header is kept.
     make_caps()
-    (own / "x.py").write_text((own / "x.py").read_text().replace(RETURN, "    return head\n"))
-    code, _, err = call(recipe.main, "new", "caps", "--from", own / "x.py")
-    assert code == 1 and "caps.diff exists: name another, or --again" in err
-    assert call(recipe.main, "new", "caps", "--from", own / "x.py", "--again")[0] == 0
-    again = recipe.load("caps")
+    (repository / "x.py").write_text(
+        (repository / "x.py").read_text().replace(RETURN, "    return head\n")
+    )
+    code, _, err = call(recipe.main, "new", "caps", "--from", repository / "x.py")
+    assert (
+        code == 1
+        and "caps.diff exists already; give another name, or replace its lines with --again" in err
+    )
+    assert call(recipe.main, "new", "caps", "--from", repository / "x.py", "--again")[0] == 0
+    again = recipe.load_recipe("caps")
     assert (again.count("+"), again.count("-")) == (2, 1) and again.sentence == "It does this."
 
 
-def test_set_makes_values_the_defaults(call: Call, own: Path) -> None:
+def test_set_makes_values_the_defaults(call: Call, repository: Path) -> None:
     make_caps()
-    apply = "apply", "caps", "--to", own / "x.py", "--set"
+    apply = "apply", "caps", "--to", repository / "x.py", "--set"
     for value, words in {
         "CAP_MORE=9": "error: --set CAP_MORE=9: set 0 or 1\n",
         "CAP_MOER=1": "error: --set CAP_MOER=1: no such setting\n",
     }.items():
         code, out, err = call(recipe.main, *apply, value)
-        assert (code, out, err) == (1, "", words) and not (own / "x.py").exists()
+        assert (code, out, err) == (1, "", words) and not (repository / "x.py").exists()
     code, out, _ = call(recipe.main, *apply, "RUN_ID=a-b")
     assert code == 0 and "caps is off until you set CAP_MORE=1" in out
-    assert '    run_id: str = "a-b"  # text; the name\n' in (own / "x.py").read_text()
+    assert '    run_id: str = "a-b"  # text; the name\n' in (repository / "x.py").read_text()
 
 
 STACK = {
@@ -139,19 +145,19 @@ STACK = {
 }  # fmt: skip
 
 
-def test_a_stack_is_recipes_with_their_values(call: Call, own: Path) -> None:
-    """In its order, also with another recipe and another value."""
+def test_a_stack_is_recipes_with_their_values(call: Call, repository: Path) -> None:
+    """In the order of the stack, also with another recipe and another value."""
     make_caps()
     make("one", RETURN, "    return head\n")
     make("two", HEAD, HEAD + "    # two\n")
-    (own / "stacks" / "first.json").write_text(json.dumps(STACK))
-    code, out, err = call(recipe.main, "apply", "--stack", "first", "--to", own / "x.py")
+    (repository / "stacks" / "first.json").write_text(json.dumps(STACK))
+    code, out, err = call(recipe.main, "apply", "--stack", "first", "--to", repository / "x.py")
     assert (code, err) == (0, "")
-    told, paste = out.split("From here to a record:\n")
-    assert told.splitlines()[1:] == ["  1.2 bits per byte (PR 1)", ""]
+    summary, paste = out.split("From here to a record:\n")
+    assert summary.splitlines()[1:] == ["  1.2 bits per byte (PR 1)", ""]
     assert "24 GB, 4 minutes" in paste and "3 x 20 minutes, about 24 dollars" in paste
     assert subprocess.run(["bash", "-n", "-c", paste]).returncode == 0
-    path = os.path.relpath(own / "x", recipe.cli.ROOT)
+    path = os.path.relpath(repository / "x", recipe.cli.ROOT)
     wanted = [
         f"cd {recipe.cli.ROOT}",
         "python3 -m pip install -r requirements.txt -r tools/requirements.txt brotli",
@@ -164,23 +170,32 @@ def test_a_stack_is_recipes_with_their_values(call: Call, own: Path) -> None:
     ]
     places = [paste.index(command) for command in wanted]
     assert places == sorted(places)
-    text = (own / "x.py").read_text()
+    text = (repository / "x.py").read_text()
     assert text.startswith(recipe.MADE_BY + "caps, one; stack first\n")
     assert "    return head\n" in text
     assert '    cap_more: Fixed[bool] = "1"  # 0/1; a cap\n' in text
     assert '    logit_softcap: Fixed[float] = "15"  # logits; the cap\n' in text
-    more = "apply", "two", "--stack", "first", "--to", own / "y.py", "--set", "LOGIT_SOFTCAP=20"
+    more = (
+        "apply",
+        "two",
+        "--stack",
+        "first",
+        "--to",
+        repository / "y.py",
+        "--set",
+        "LOGIT_SOFTCAP=20",
+    )
     assert call(recipe.main, *more)[0] == 0
-    text = (own / "y.py").read_text()
+    text = (repository / "y.py").read_text()
     assert text.startswith(recipe.MADE_BY + "caps, one, two; stack first\n")
     assert 'float] = "20"' in text
 
 
-def test_refusals_are_one_line(call: Call, own: Path) -> None:
+def test_errors_are_one_line(call: Call, repository: Path) -> None:
     make_caps()
     make("block", HEAD, HEAD + "    if head:\n")
     make("late", RETURN, "    return head\n")
-    file, foreign = own / "x.py", own / "foreign.py"
+    file, foreign = repository / "x.py", repository / "foreign.py"
     foreign.write_text("import torch\n")
 
     def refuses(command: str, words: str) -> None:
@@ -188,58 +203,64 @@ def test_refusals_are_one_line(call: Call, own: Path) -> None:
         assert (code, out) == (1, "") and words in err.replace(str(recipe.FOLDER), "recipes"), err
         assert err.count("\n") == 1 and not file.exists()
 
-    refuses(f"apply caps --to {foreign}", "exists, apply starts from train_gpt.py")
-    not_python = "block: line 19 of what they make: expected an indented block"
+    refuses(f"apply caps --to {foreign}", "exists already (apply starts from train_gpt.py)")
+    not_python = "block: line 19 of the combined script: expected an indented block"
     refuses(f"apply block --to {file}", not_python)
     recipe.TRAINER.write_text((SCRIPT + MAIN).replace("    # second line\n", "    # new\n"))
     moved = "late does not apply: train_gpt.py has other lines near line "
     refuses(f"apply late --to {file}", moved)
-    refuses(f"apply late --to {file}", "git checkout train_gpt.py")
+    refuses(
+        f"apply late --to {file}",
+        "restore train_gpt.py (make your edit a recipe first), or renew the recipe",
+    )
 
 
 def test_it_works_inside_another_repository(
-    call: Call, own: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There `git apply` would silently skip files that the repository does not know."""
+    """`git apply` would silently skip files that the other repository does not know."""
     make_caps()
-    subprocess.run(["git", "init", "-q", own], check=True)
-    (own / "sub").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(own / "sub"))
-    assert call(recipe.main, "apply", "caps", "--to", own / "x.py")[0] == 0
-    assert CAP in (own / "x.py").read_text()
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    (repository / "sub").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(repository / "sub"))
+    assert call(recipe.main, "apply", "caps", "--to", repository / "x.py")[0] == 0
+    assert CAP in (repository / "x.py").read_text()
 
 
 TWICE = "\n\ndef added(x):\n    return x"
 
 
-def test_a_merge_that_defines_a_name_twice_or_leaves_a_line_unreached_is_refused(
-    call: Call, own: Path
+def test_a_merge_with_a_name_defined_twice_or_an_unreachable_line_is_an_error(
+    call: Call, repository: Path
 ) -> None:
     for name, end in (("first", " + 1\n"), ("second", " + 2\n")):
         make(name, RETURN, RETURN + TWICE + end)
     make("early", HEAD, HEAD + "    return x\n")
     make("late", HEAD, HEAD + "    x = 2\n")
-    target = own / "x.py"
+    target = repository / "x.py"
     for names, words in (
-        (("first", "second"), "first + second: added is defined twice: leave one out"),
-        (("early",), "early: line 19 of what they make is behind a return: mend the recipe"),
+        (("first", "second"), "first + second: added is defined twice; leave one recipe out"),
+        (
+            ("early",),
+            "early: line 19 of the combined script is behind a return; correct the recipe",
+        ),
     ):
         code, out, err = call(recipe.main, "apply", *names, "--to", target)
         assert (code, out, err) == (1, "", f"error: {words}\n") and not target.exists()
 
 
-def test_recipes_of_which_one_would_win_are_not_applied_together(call: Call, own: Path) -> None:
+def test_recipes_that_do_the_same_are_not_applied_together(call: Call, repository: Path) -> None:
     make("one", HEAD, HEAD + "    # one\n", HEADER + "# not with: two, three\n")
     make("two", RETURN, "    return head\n")
     for order in (("one", "two"), ("two", "one")):
-        code, _, err = call(recipe.main, "apply", *order, "--to", own / "x.py")
-        assert code == 1 and "one and two do the same in two ways" in err
-    code, out, _ = call(recipe.main, "apply", "two", "--to", own / "x.py")
-    assert code == 0 and "with two (+2 -1 lines)" in out, "as git counts: its first line, too"
+        code, _, err = call(recipe.main, "apply", *order, "--to", repository / "x.py")
+        assert code == 1 and "one and two do the same thing in two ways" in err
+    code, out, _ = call(recipe.main, "apply", "two", "--to", repository / "x.py")
+    assert code == 0 and "with two (+2 -1 lines)" in out, "git counts the first line, too"
 
 
 def test_recipes_of_this_repository_say_which_of_them_hide_others() -> None:
-    """Those that score in other ways, for example: of two of them one would win in silence."""
+    """For example those that change how the run scores: one of two would silently win."""
     texts = {path.stem: path.read_text("utf-8") for path in RECIPES.glob("*.diff")}
     read = {name: recipe.Recipe(name, text, "").not_with for name, text in texts.items()}
     for one, other in (

@@ -1,4 +1,4 @@
-"""tools/roofline.py: what a step reads, writes and launches, and what an edit adds to it."""
+"""tools/roofline.py: the bytes and kernels of a step, and what an edit adds to them."""
 
 import re
 import subprocess
@@ -15,8 +15,8 @@ from running import ROOT
 
 TRAINER = ROOT / "train_gpt.py"
 EDITED = "        return self.proj(x, scale)\n"  # the end of MLP.forward
-# Of a step of train_gpt.py with two layers, on one of 8 GPUs. A larger number is a slower step:
-# change it only with the reason.
+# The limits for a step of train_gpt.py with two layers on one of 8 GPUs. A larger number means a
+# slower step: if you change it, give the reason.
 MOST_KERNELS, MOST_GB, MOST_MB = 214, 15.08, 2_440
 RATES = dict(roofline.DEVICES["h100"])
 
@@ -32,7 +32,7 @@ def edited_trainer(folder: Path, line: str) -> Path:
     return path
 
 
-def test_root_does_not_grow_and_an_added_operation_costs_bytes(tmp_path: Path) -> None:
+def test_a_step_does_not_become_slower_and_an_added_operation_costs_bytes(tmp_path: Path) -> None:
     edited = edited_trainer(tmp_path, "        return self.proj(x.cumsum(-1), scale)\n")
     done = estimate(edited, "NUM_LAYERS=2", "--against", TRAINER, "NUM_LAYERS=2")
     assert (done.returncode, done.stderr) == (0, "")
@@ -46,11 +46,11 @@ def test_root_does_not_grow_and_an_added_operation_costs_bytes(tmp_path: Path) -
     assert total[1] - more[1] <= MOST_GB
     end = re.fullmatch(r".*: (\S+) ms \(\+\S+%\), [\d,]+ steps fewer in 600 s, (\S+) MB", lines[-1])
     assert end and float(end[1]) == more[3]
-    micro_step = re.search(r"and (\S+) MB in a micro-step", done.stdout)[1]
+    micro_step = re.search(r"and (\S+) MB more during a micro-step", done.stdout)[1]
     assert int(micro_step.replace(",", "")) - int(end[2].replace(",", "")) <= MOST_MB
 
 
-def test_a_model_that_is_not_one_graph_is_one_line(tmp_path: Path) -> None:
+def test_a_model_that_is_not_one_graph_is_an_error_of_one_line(tmp_path: Path) -> None:
     edited = edited_trainer(tmp_path, f"        torch._dynamo.graph_break()\n{EDITED}")
     done = estimate(edited, "NUM_LAYERS=1")
     assert (done.returncode, done.stdout) == (1, "")
@@ -59,24 +59,24 @@ def test_a_model_that_is_not_one_graph_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "words"),
     [
         (["NUM_LAYER=2"], 1, "NUM_LAYER=2: no such setting: did you mean NUM_LAYERS=2"),
-        (["another.py"], 2, "another.py: write one file, then NAME=value"),
-        (["--rate", "memory=fast"], 2, "fast: write a number"),
-        (["--rate", "speed=1"], 2, "speed=1: name one of memory, products"),
+        (["another.py"], 2, "another.py: give one file, followed by settings NAME=value"),
+        (["--rate", "memory=fast"], 2, "fast must be a number >= 1e-09"),
+        (["--rate", "speed=1"], 2, "speed=1: the name must be one of memory, products"),
     ],
 )
-def test_says_in_one_line_what_is_wrong(arguments: list[str], code: int, said: str) -> None:
+def test_wrong_usage_is_an_error_of_one_line(arguments: list[str], code: int, words: str) -> None:
     done = estimate(TRAINER, *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     [line] = done.stderr.splitlines()
-    assert line.startswith("error: ") and said in line
+    assert line.startswith("error: ") and words in line
 
 
-def test_another_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_torch_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.1")
-    with pytest.raises(ToolError, match=r"^torch 2\.9\.1: .* 2\.11\.0 to 2\.13\.x: install one"):
+    with pytest.raises(ToolError, match=r"^torch 2\.9\.1: .* 2\.11\.0 to 2\.13\.x; install one"):
         kernels.pretend()
 
 
@@ -84,17 +84,17 @@ def test_a_kernel_takes_the_longer_of_bytes_and_flops() -> None:
     moving = Kernel("forward", "MLP", RATES["memory"] * RATES["streamed"])
     product = Kernel("forward", "MLP", 1, RATES["products"] * RATES["bfloat16"])
     reduced = Kernel("step", "all-reduce", RATES["link"], 0, "all-reduce")
-    seconds = [roofline.seconds_of(kernel, RATES, 8) for kernel in (moving, product, reduced)]
+    seconds = [roofline.estimate_seconds(kernel, RATES, 8) for kernel in (moving, product, reduced)]
     assert seconds == pytest.approx([1, 1, 1.75], abs=1e-5)
-    assert roofline.seconds_of(reduced, RATES, 1) == 0
-    # From a quarter of the run on, a step has twice the work.
+    assert roofline.estimate_seconds(reduced, RATES, 1) == 0
+    # After a quarter of the run, a step has twice as much work.
     first, last = Step([moving]), Step([moving, product], begins=0.25)
     runs = [roofline.Run(["a.py"], steps, RATES, 8) for steps in ([first], [first, last])]
     assert [run.count for run in runs] == pytest.approx([600, 150 + 225], rel=1e-4)
 
 
-def test_says_the_smallest_number_of_micro_steps_that_fits() -> None:
-    for peak, words in ((1e9, "=1 on"), (60e9, "=2 on"), (140e9, "=4 on"), (1e12, "=32 on")):
+def test_the_smallest_number_of_micro_steps_that_fits_is_printed() -> None:
+    for peak, words in ((1e9, ">= 1"), (60e9, ">= 2"), (140e9, ">= 4"), (1e12, ">= 32")):
         step = Step([Kernel("forward", "MLP", 1e9)], peak=peak, micro_steps=2)
-        lines = roofline.words(step, roofline.table_of(step, RATES, 8), RATES)
-        assert words in " ".join(lines)
+        lines = roofline.summary_lines(step, roofline.make_table(step, RATES, 8), RATES)
+        assert lines[-1].endswith(words)

@@ -1,5 +1,5 @@
-"""tools/sample.py: the tokens are those of a plain loop over `logits`, the model is that of the run
-that is named, and what is wrong is one line."""
+"""tools/sample.py: the tokens equal those of a plain loop over `logits`, the model is that of the
+given run, and errors are one line."""
 
 import hashlib
 import os
@@ -33,9 +33,9 @@ Trained = tuple[Path, dict]
 Sample = Callable[..., tuple[int, str, str]]
 
 
-def shown(text: str) -> str:
-    """What it prints of a text that a model wrote."""
-    return "\n".join(map(cli.plain, text.expandtabs().split("\n"))) + "\n"
+def as_printed(text: str) -> str:
+    """Return a text that a model wrote as sample.py prints it."""
+    return "\n".join(map(cli.printable, text.expandtabs().split("\n"))) + "\n"
 
 
 def train(folder: Path, script: Path = TRAINER, **settings: object) -> Trained:
@@ -55,19 +55,19 @@ def byte_run(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture
 def write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sample:
-    """Runs sample.py in a folder: exit code, text, error."""
+    """Return a function that runs sample.py in a folder and returns exit code, text and errors."""
 
     def run(folder: Path, *arguments: object) -> tuple[int, str, str]:
         monkeypatch.chdir(folder)
         code = cli.run(lambda: sample.main([str(word) for word in arguments]))
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
 
 def plain_loop(run: Trained, tokens: list[int], length: int) -> list[int]:
-    """The most likely tokens after the first one, by the trainer's own model."""
+    """Return the most likely tokens after the first one, computed with the trainer's own model."""
     folder, settings = run
     config = make_config(**settings)
     model = train_gpt.GPT(config, torch.float32)
@@ -81,15 +81,15 @@ def plain_loop(run: Trained, tokens: list[int], length: int) -> list[int]:
 
 
 def test_greedy_text_is_that_of_a_plain_loop(byte_run: Trained, write: Sample) -> None:
-    """Longer than a row. The label names the run, its score and its file."""
+    """The text is longer than a sequence. The label says the run, its score and its file."""
     prompt = "def é"
     tokens = plain_loop(byte_run, [1, *(byte + 4 for byte in prompt.encode())], 40)
     text = bytes(i - 4 for i in tokens if i >= 4).decode("utf-8", "replace")
     for log in ("logs/r.txt", "logs/r.jsonl"):
         options = (log, "--temperature", 0, "--length", 40, "--prompt", prompt)
-        code, out, said = write(byte_run[0], *options)
-        assert (code, out) == (0, shown(text)) and len(tokens) > 20
-        assert said.startswith("run r, val_bpb ") and said.endswith(", logs/r.int8.ptz\n")
+        code, out, label = write(byte_run[0], *options)
+        assert (code, out) == (0, as_printed(text)) and len(tokens) > 20
+        assert label.startswith("run r, val_bpb ") and label.endswith(", logs/r.int8.ptz\n")
 
 
 def test_pieces_become_text_also_with_a_packed_script(
@@ -102,11 +102,13 @@ def test_pieces_become_text_also_with_a_packed_script(
     tokens = plain_loop(run, [1, *pieces.encode("def ")], 30)
     options = ("logs/r.txt", "--temperature", 0, "--length", 30, "--prompt", "def ")
     code, out, _ = write(tmp_path, *options)
-    assert code == 0 and out == shown(pieces.decode(tokens))
+    assert code == 0 and out == as_printed(pieces.decode(tokens))
     assert out.startswith("def ") and len(out) > 10
 
 
-def test_a_seed_gives_its_text_and_another_seed_another(byte_run: Trained, write: Sample) -> None:
+def test_a_seed_repeats_its_text_and_another_seed_has_another_text(
+    byte_run: Trained, write: Sample
+) -> None:
     def text(seed: int) -> str:
         return write(byte_run[0], "--seed", seed, "--length", 30, "--temperature", 2)[1]
 
@@ -114,14 +116,14 @@ def test_a_seed_gives_its_text_and_another_seed_another(byte_run: Trained, write
 
 
 def test_only_the_50_most_likely_tokens_are_drawn() -> None:
-    model = torch.nn.Linear(1, 1)  # whose logits fall a little from token to token
+    model = torch.nn.Linear(1, 1)  # its logits fall a little from token to token
     model.logits = lambda seen: -1e-3 * torch.arange(300.0).expand(1, seen.shape[1], 300)
     options = SimpleNamespace(seed=1, length=2000, temperature=1.0)
     config = SimpleNamespace(train_seq_len=8, vocab_size=300)
-    assert {*sample.write(model, [299], config, options)[1:]} == {*range(50)}
+    assert {*sample.generate(model, [299], config, options)[1:]} == {*range(50)}
 
 
-def test_the_newest_run_is_meant_where_none_is_named(
+def test_without_a_log_the_newest_run_is_taken(
     byte_run: Trained, tmp_path: Path, write: Sample
 ) -> None:
     shutil.copytree(byte_run[0], tmp_path, dirs_exist_ok=True)
@@ -132,13 +134,13 @@ def test_the_newest_run_is_meant_where_none_is_named(
 
 
 def damage(logs: Path) -> None:
-    """The artifact; it is as long as it was."""
+    """Overwrite the artifact, and keep its length."""
     path = logs / "r.int8.ptz"
     path.write_bytes(b"x" * path.stat().st_size)
 
 
 def nest(logs: Path) -> None:
-    """A tokenizer that Python cannot read, and a checksum that fits it."""
+    """Replace the tokenizer by one that Python cannot read, with a checksum that fits."""
     tokenizer = logs.parent / "deep.json"
     tokenizer.write_text("[" * 100_000)
     digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
@@ -147,24 +149,24 @@ def nest(logs: Path) -> None:
     (logs / "r.jsonl").write_text(text)
 
 
-# What is named, what is done to the run, words of the error.
+# The given log, how the run is damaged, words of the error.
 FAULTS = [
-    ("logs/r.txt", nest, "deep.json: no usable tokenizer: set TOKENIZER_PATH"),
+    ("logs/r.txt", nest, "deep.json is not a usable tokenizer; set TOKENIZER_PATH to"),
     (
         "logs/r.txt",
         lambda logs: (logs / "r.int8.ptz").unlink(),
-        "r.int8.ptz: No such file or directory: name another one",
+        "r.int8.ptz: No such file or directory; give another file or folder",
     ),
-    ("logs", damage, "logs/r.txt: its script does not build logs/r.int8.ptz: "),
+    ("logs", damage, "logs/r.txt: its script cannot build the model from logs/r.int8.ptz: "),
 ]
 
 
-@pytest.mark.parametrize(("named", "change", "words"), FAULTS)
-def test_what_is_wrong_is_one_line(
-    byte_run: Trained, tmp_path: Path, write: Sample, named: str, change: Callable, words: str
+@pytest.mark.parametrize(("given", "change", "words"), FAULTS)
+def test_an_error_is_one_line(
+    byte_run: Trained, tmp_path: Path, write: Sample, given: str, change: Callable, words: str
 ) -> None:
     shutil.copytree(byte_run[0], tmp_path, dirs_exist_ok=True)
     change(tmp_path / "logs")
-    code, out, error = write(tmp_path, *named.split())
+    code, out, error = write(tmp_path, *given.split())
     assert (code, out, error.count("\n")) == (1, "", 1) and error.startswith("error: ")
     assert words in error
