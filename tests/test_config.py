@@ -311,3 +311,17 @@ def test_a_notebook_goes_on_after_a_run(tmp_path: Path) -> None:
         tmp_path / "cell.py", tmp_path, **small_environment(tmp_path) | {"RUN_ID": "r"}
     )
     assert run.out.endswith("finished: see logs/r.txt\nthe notebook goes on: 0\n"), run.err
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_processes_that_would_each_train_alone_are_refused(
+    main: Call, tmp_path: Path, name: str
+) -> None:
+    """srun and mpirun start them; torchrun sets RANK, and one task is one process."""
+    settings = small_environment(tmp_path / "data")
+    code, _, err = main(**settings, **{name: "8"})
+    assert code == 2 and f"{name}=8 processes were started without torchrun" in err
+    assert "start one torchrun per machine" in err
+    assert train_gpt.find_wrong_launch({name: "1"}) == []
+    assert train_gpt.find_wrong_launch({name: "8", "RANK": "0"}) == []
+    assert train_gpt.find_wrong_launch({"SLURM_NTASKS": "8"}) == []  # inside of salloc

@@ -319,3 +319,39 @@ def test_validation_waits_for_val_complete(tmp_path: Path, monkeypatch: pytest.M
     producer.write_state()
     with pytest.raises(tg.RunError, match=r"\.producing: .*val_complete.* did not change for"):
         tg.Shards(config, "val")
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_the_time_limit_ends_a_wait_for_shards(tmp_path: Path, ranks: int) -> None:
+    """The producer goes on, but too slowly."""
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0)
+    settings = producer.settings | {"MAX_WALLCLOCK_SECONDS": 4, "ITERATIONS": 100_000}
+    run = Live(tmp_path / "run", ranks, **settings).finish()
+    assert len(run.events("step")) == 3
+    assert "stopping_early: wallclock_cap" in run.text
+    assert 4000 <= run.events("validation")[-1]["train_time_ms"] < 6000
+
+
+def test_warm_up_does_not_wait_for_tokens_that_the_run_does_not_use(tmp_path: Path) -> None:
+    """The first shard has the tokens of three steps, and there are three steps."""
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0)
+    settings = producer.settings | {"WARMUP_STEPS": 5, "ITERATIONS": 3}
+    run = Live(tmp_path / "run", **settings).finish()
+    assert run.text.count("warmup_step:") == 3 and len(run.events("step")) == 3
+
+
+def test_a_run_without_a_step_needs_no_shard(tmp_path: Path) -> None:
+    producer = Producer(tmp_path / "data")
+    run = Live(tmp_path / "run", **producer.settings | {"ITERATIONS": 0}).finish()
+    assert run.events("input")[0]["epochs"] == 0
+
+
+def test_data_stall_seconds_are_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a slow disk takes longer than the time between two looks."""
+    timer = tg.StallTimer(1.0)
+    start = time.monotonic()
+    while not timer.expired("the same"):
+        time.sleep(0.3)
+    assert 1.0 < time.monotonic() - start < 3.0

@@ -5,6 +5,8 @@ the challenge's script to the last bit, in the same order.
 """
 
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,25 +106,85 @@ def test_a_parameter_without_a_rule_for_its_optimizer_is_refused() -> None:
             tg.make_optimizers(model, config, runtime)
 
 
+H100 = [3, 1, 2, 0, 4]  # PyTorch's order of SDPA backends: cuDNN, flash, efficient, math
+A100 = [1, 2, 0, 3, 4]  # the same with an older GPU or cuDNN before 9.15.1
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[int]], SimpleNamespace]]:
+    """Give a function that returns the Runtime of a stand-in for a GPU with an order of backends.
+
+    At the first choice of a process, PyTorch writes its order over whatever is there (see
+    priority_order in sdp_utils.cpp). FlashAttention-3 is installed.
+    """
+    before = torch._C._get_sdp_priority_order()
+    choices: list[int] = []
+
+    def make(order: list[int]) -> SimpleNamespace:
+        def choose(*arguments: object, **more: object) -> int:
+            if not choices:
+                torch._C._set_sdp_priority_order(order)
+            choices.append(torch._C._get_sdp_priority_order()[0])
+            return choices[-1]
+
+        choices.clear()
+        monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
+        place = {"dtype": torch.float32, "device": torch.device("cpu")}
+        return SimpleNamespace(cuda=True, rank=0, world_size=1, **place)
+
+    monkeypatch.setattr(nn.attention, "activate_flash_attention_impl", lambda name: None)
+    yield make
+    torch._C._set_sdp_priority_order(before)
+
+
 @pytest.mark.parametrize("name", ["fa3", "cudnn", "flash", "math"])
 def test_a_chosen_attention_backend_is_the_only_one_or_an_error(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, gpu: Callable[[list[int]], SimpleNamespace]
 ) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError("no such package\nand many more lines")
 
-    activate = "activate_flash_attention_impl"
-    monkeypatch.setattr(nn.attention, activate, lambda name: None)
     config = make_config(**{**SMALL_MODEL, "ATTENTION_BACKEND": name})
-    gpu = SimpleNamespace(cuda=True)
-    assert list(tg.attention_backends(config, gpu)) == [name]
+    assert list(tg.attention_backends(config, gpu(H100))) == [name]
     auto = make_config(**SMALL_MODEL)
-    assert list(tg.attention_backends(auto, gpu)) == ["fa3", "cudnn", "math"]
-    monkeypatch.setattr(nn.attention, activate, missing)
-    assert list(tg.attention_backends(auto, gpu)) == ["cudnn", "flash", "math"]
+    assert list(tg.attention_backends(auto, gpu(H100))) == ["fa3", "cudnn", "math"]
+    monkeypatch.setattr(nn.attention, "activate_flash_attention_impl", missing)
+    assert list(tg.attention_backends(auto, gpu(H100))) == ["cudnn", "flash", "math"]
+    assert list(tg.attention_backends(auto, gpu(A100))) == ["flash", "math", "cudnn"]
     assert list(tg.attention_backends(auto, make_runtime(auto))) == ["flash", "math"], "on a CPU"
     if name == "fa3":
         with pytest.raises(
             tg.RunError, match="^ATTENTION_BACKEND=fa3 is not possible: no such package; set "
         ):
-            tg.attention_backends(config, gpu)
+            tg.attention_backends(config, gpu(H100))
+
+
+def test_flash_attention_3_is_in_effect_where_the_log_says_so(
+    gpu: Callable[[list[int]], SimpleNamespace],
+) -> None:
+    """Seen with a stand-in; the order that PyTorch writes was looked up in its sources."""
+    config = tiny_config(TRAIN_BATCH_TOKENS=2064)
+    runtime = gpu(H100)
+    backends = tg.attention_backends(config, runtime)
+    assert list(backends) == ["fa3", "cudnn", "math"]
+    run = SimpleNamespace(config=config, runtime=runtime)
+    with tg.sdpa_kernel(list(backends.values()), set_priority=True):
+        assert tg.chosen_attention(run, backends) == "fa3"
+        assert torch._C._get_sdp_priority_order()[0] == int(backends["fa3"])
+
+
+def test_the_log_says_which_attention_pytorch_chooses_for_the_shapes() -> None:
+    config = tiny_config(TRAIN_BATCH_TOKENS=2064)
+    runtime = make_runtime(config)
+    run = SimpleNamespace(config=config, runtime=runtime)
+    for wanted in ("auto", "flash", "math"):
+        chosen = replace(config, attention_backend=wanted)
+        backends = tg.attention_backends(chosen, runtime)
+        with tg.sdpa_kernel(list(backends.values()), set_priority=True):
+            expected = "flash" if wanted == "auto" else wanted
+            assert tg.chosen_attention(run, backends) == expected
+    with (
+        tg.sdpa_kernel([tg.SDPBackend.CUDNN_ATTENTION]),
+        pytest.raises(tg.RunError, match="does not support 4 channels per head"),
+    ):
+        tg.chosen_attention(run, {"cudnn": tg.SDPBackend.CUDNN_ATTENTION})

@@ -226,12 +226,29 @@ def test_time_in_which_the_process_was_suspended_is_not_a_stall(
     batches = hanging_pipeline(DATA_STALL_SECONDS=2.0)
     take_batches(batches, 2)
     clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + 60 * (clock() - start))
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 60 * (clock() - start > 0.5))
     start = clock()
     with pytest.raises(train_gpt.RunError, match="the disk did not answer"):
         next(batches)
     assert clock() - start >= 2.0
     batches.close()
+
+
+class SlowEvent:
+    """A stand-in for a CUDA event: the device reaches it late."""
+
+    def synchronize(self) -> None:
+        time.sleep(1.5)
+
+
+def test_a_reader_that_waits_for_the_device_is_not_a_disk_that_hangs(data: Path) -> None:
+    """A device may stand still for minutes, for example behind a collective of a slow rank."""
+    with closing(make_pipeline(data, DATA_STALL_SECONDS=0.3)) as batches:
+        first = next(batches)
+        assert_batch("train", 0, first)
+        first.copied = SlowEvent()  # the reader waits for it before it fills this slot again
+        for number in range(1, 6):
+            assert_batch("train", number, next(batches))
 
 
 def take_batches(batches: train_gpt.Pipeline, count: int = 3) -> None:

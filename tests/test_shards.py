@@ -4,6 +4,7 @@ The shards of a split, in the order of their numbers, are one endless stream of 
 or corrupt shard is refused before anything starts, with one line that has its path.
 """
 
+import json
 import os
 import struct
 from pathlib import Path
@@ -124,3 +125,66 @@ def test_numbers_of_shards_must_not_have_a_gap(tmp_path: Path, numbers: str) -> 
         words = f"^{path}: the shard with number .* should come next; get that shard, or "
         with pytest.raises(train_gpt.RunError, match=words):
             train_gpt.Shards(config, split)
+
+
+def write_export(folder: Path, complete: bool = True) -> dict:
+    """Write the export.json that tokenize_docs.py would write for the shards in the folder."""
+    shards: dict[str, dict] = {"train": {}, "val": {}}
+    for path in sorted(folder.glob("fineweb_*.bin")):
+        split = path.name.split("_")[1]
+        entry = {"tokens": 0, "identity": train_gpt.open_shard(path).identity, "sha256": ""}
+        shards[split][path.name] = entry
+    export = {"complete": complete, "shards": shards}
+    (folder / "export.json").write_text(json.dumps(export))
+    return export
+
+
+def zero_the_tokens(folder: Path) -> None:
+    path = folder / "fineweb_train_000000.bin"
+    data = path.read_bytes()
+    path.write_bytes(data[:1024] + bytes(len(data) - 1024))
+
+
+# What happens to a data set -> (the change, the words that say it).
+CHANGES = {
+    "lost val": (
+        lambda folder: (folder / "fineweb_val_000001.bin").unlink(),
+        "fineweb_val_000001.bin: missing in the folder, 200 tokens",
+    ),
+    "lost train": (
+        lambda folder: (folder / "fineweb_train_000001.bin").unlink(),
+        "fineweb_train_000001.bin: missing in the folder, 200 tokens",
+    ),
+    "zeros": (zero_the_tokens, "fineweb_train_000000.bin: 9000 tokens, "),
+    "added": (
+        lambda folder: write_shard(folder / "fineweb_train_000002.bin", TOKENS),
+        "fineweb_train_000002.bin: 200 tokens, ",
+    ),
+    "damaged list": (
+        lambda folder: (folder / "export.json").write_text("{"),
+        "export.json is damaged or was made by another program",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_shards_other_than_those_in_export_json_are_refused(tmp_path: Path, name: str) -> None:
+    """A lost last shard, or one with other tokens, would give a wrong result without a word."""
+    byte_data(tmp_path)
+    for split in ("train", "val"):
+        write_shard(tmp_path / f"fineweb_{split}_000001.bin", TOKENS)
+    assert find_faults(tmp_path) == ""
+    write_export(tmp_path)
+    assert find_faults(tmp_path) == ""
+    change, words = CHANGES[name]
+    change(tmp_path)
+    assert words in find_faults(tmp_path)
+
+
+def test_an_interrupted_export_lists_the_shards_that_must_be_there(tmp_path: Path) -> None:
+    byte_data(tmp_path)
+    write_export(tmp_path, complete=False)
+    write_shard(tmp_path / "fineweb_train_000001.bin", TOKENS)  # written, but not listed yet
+    assert find_faults(tmp_path) == ""
+    zero_the_tokens(tmp_path)
+    assert "fineweb_train_000000.bin: 9000 tokens, " in find_faults(tmp_path)

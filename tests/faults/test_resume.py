@@ -241,7 +241,10 @@ def test_a_file_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, data
         "WARNING: checkpoints/r/step_000000(..).pt could not be saved: Is a directory", run.text
     )
     assert warnings == ["04", "08", "12", "16", "20"]
-    assert "WARNING: final_model.pt: Is a directory\n" in run.out and run.artifact()
+    assert (
+        "WARNING: final_model.pt could not be written: Is a directory\n" in run.out
+        and run.artifact()
+    )
 
 
 UNSAVABLE = {  # {a part: an edit that gives it state that cannot be saved}
@@ -298,10 +301,10 @@ def test_older_checkpoints_make_room_for_the_newest(tmp_path: Path, data: dict, 
 def test_out_of_memory_while_saving_loses_only_that_checkpoint(tmp_path: Path, data: dict) -> None:
     text = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"
     edits = {
-        "        if is_saved:\n": f"""        if run.step == 8:
+        '    try:\n        with warn_if_slow(run.log.line, f"for {path} to be': f"""    try:
+        if run.step == 8:
             raise RuntimeError("{text}")
-        if is_saved:
-"""
+        with warn_if_slow(run.log.line, f"for {{path}} to be"""
     }
     run = Live(tmp_path, 0, edits, **data).finish()
     assert run.checkpoint_steps() == [4, 12, 16, 20]
