@@ -129,7 +129,7 @@ def data_line(runs: Sequence[Run]) -> str:
     For a single run, return an empty line."""
     if len(runs) < 2:
         return ""
-    known = [run.crc_at() for run in runs]
+    known = [run.data_crcs() for run in runs]
     steps = [set(crcs) for crcs in known if crcs]
     common = set.intersection(*steps) if len(steps) > 1 else None
     if not common:
