@@ -57,7 +57,7 @@ from samples import (
 )
 
 SET_FOR_EACH_RUN = ("RUN_ID", "SEED")
-SCRIPT = "{script}"  # stands in the command for a script of --script
+SCRIPT = "{script}"  # is replaced in the command by each script of --script
 TRAINER, QUICKSTART = cli.ROOT / "train_gpt.py", cli.ROOT / "data" / "quickstart.py"
 # Environment variables that change a run although they are no settings of a trainer.
 SYSTEM_VARIABLES = re.compile(

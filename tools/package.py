@@ -9,8 +9,7 @@ submission.json, and a README.md with a TODO that you must replace. If tools/che
 the folder, it is not created. No folder is overwritten.
 
     python3 tools/package.py --pack train_gpt.py      write the packed form, train_gpt_packed.py
-    python3 tools/package.py --diff FOLDER/train_gpt.py       print a script's changes of
-    train_gpt.py
+    python3 tools/package.py --diff SCRIPT            print how SCRIPT changes train_gpt.py
 
 Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """

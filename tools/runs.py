@@ -346,7 +346,7 @@ def iter_text_events(text: str) -> Iterator[Event]:
             if event := parse_line(line[:MAX_LINE].rstrip()):
                 yield event | {"partial_val": "partial_val:1" in line}
         if begin < end:
-            # Printing added one line end to the script's own.
+            # Printing the script added one line end.
             source = text[begin:end].removesuffix("\n").encode("utf-8", "surrogateescape")
             yield {"event": "made_of", "script": hashlib.sha256(source).hexdigest()}
             yield {"event": "source", "source": source}
