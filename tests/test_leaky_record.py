@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from packed import packed_form, unpacked
+from packed import packed_form, unpack_script
 from running import ROOT, Corpus, run_script
 
 FOLDER = ROOT / "records/track_non_record_16mb/2026-11-21_LeakyReLU2_LegalTTT_ParallelMuon_Pipeline"
@@ -29,7 +29,7 @@ def test_the_packed_record_trains_and_scores(corpus: Corpus, tmp_path: Path) -> 
     source = SCRIPT.read_bytes()
     script = tmp_path / "train_gpt.py"
     script.write_bytes(packed_form(source))
-    assert unpacked(script.read_bytes()) == source
+    assert unpack_script(script.read_bytes()) == source
     done = run_script(script, tmp_path / "run", **corpus.env, **settings)
     assert done.code == 0, done.err[-3000:]
     found = re.findall(r"^(.*?) val_loss:(\S+) val_bpb:(\S+) (?:stride|eval_time)", done.text, re.M)

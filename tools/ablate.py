@@ -42,9 +42,9 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
 from cli import ToolError
-from packed import unpacked
+from packed import unpack_script
 from report import plot, report
-from runs import Logs, Run, read_log, typed
+from runs import Logs, Run, parse_value, read_log
 from samples import (
     Test,
     choose_unit,
@@ -57,7 +57,7 @@ from samples import (
 )
 
 SET_FOR_EACH_RUN = ("RUN_ID", "SEED")
-SCRIPT = "{script}"  # stands in the command for a script of --script
+SCRIPT = "{script}"  # is replaced in the command by each script of --script
 TRAINER, QUICKSTART = cli.ROOT / "train_gpt.py", cli.ROOT / "data" / "quickstart.py"
 # Environment variables that change a run although they are no settings of a trainer.
 SYSTEM_VARIABLES = re.compile(
@@ -254,7 +254,7 @@ def check_settings(run: PlannedRun, log: Run) -> None:
         if logged is None and (SYSTEM_VARIABLES.match(name) or name == "SEED"):
             continue
         # The log may have another path of the same file.
-        if logged != typed(text) and Path(str(logged)).name != Path(text).name:
+        if logged != parse_value(text) and Path(str(logged)).name != Path(text).name:
             words = (
                 "the trainer has no such setting, or the command sets it itself; remove it there"
             )
@@ -265,7 +265,7 @@ def read_setting_names(script: Path) -> set[str]:
     """Return the names of a script's settings, which its --print-config prints; an empty set if
     the file is no such script."""
     text = script.read_bytes() if script.suffix == ".py" and script.is_file() else b""
-    if b"--print-config" not in (unpacked(text) or text):
+    if b"--print-config" not in (unpack_script(text) or text):
         return set()
     command = [sys.executable, str(script), "--print-config"]
     environ = {"PATH": os.environ.get("PATH", ""), "OMP_NUM_THREADS": "1"}

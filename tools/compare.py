@@ -2,7 +2,7 @@
 
     python3 tools/compare.py LOG...                     # tables; LOG: a file or a folder of logs
     python3 tools/compare.py LOG... --plot runs.svg     # a plot for a pull request (or .png)
-    python3 tools/compare.py --a LOG... --b LOG...      # test: is A's loss lower by --margin?
+    python3 tools/compare.py --a LOG... --b LOG...      # test whether A's loss is lower
 
 A and B are the runs of one configuration each, with several seeds. Welch's one-sided test compares
 their results in nats per token, or in bits per byte if the tokenizers differ. If A and B have the

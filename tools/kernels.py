@@ -1,7 +1,8 @@
-"""What a GPU would run in a step of an edited train_gpt.py, without a GPU: for roofline.py.
+"""Record what a GPU would run in a step of an edited train_gpt.py, without a GPU: for roofline.py.
 
 A Trainer makes steps with tensors that have no memory (device meta). Its model is compiled: torch's
-compiler schedules both graphs for a pretended H100, and says what each kernel reads and writes.
+compiler schedules the forward and backward graphs for a pretended H100, and says what each kernel
+reads and writes. This module uses private names of torch.
 """
 
 import ast
@@ -31,62 +32,67 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-SMALL = 8e6  # bytes: a smaller kernel of a graph casts weights or sums up their gradients
-SHARES = 100  # moments of a run at which a step is made
+# A kernel that moves fewer bytes casts weights or sums up their gradients.
+SMALL_KERNEL_BYTES = 8e6
+MOMENTS = 100  # of a run, at which a step is recorded
 DOCUMENT = 900  # tokens of a mean document, for attention inside documents
-VERSIONS = "2.11.", "2.12.", "2.13."  # of torch, whose private names this file uses
-FRAME = re.compile(r'File "(.+?)", line (\d+)')  # of a traceback
-# FLOPs of operations that the compiler does not know, from their arguments
+VERSIONS = "2.11.", "2.12.", "2.13."  # versions of torch that have the private names
+FRAME = re.compile(r'File "(.+?)", line (\d+)')  # a line of a traceback
+# {operation that the compiler does not know: its FLOPs, from its arguments}
 FLOPS = {
     "parameter_golf.fused_mlp.default": lambda x, up, *_: 4 * x.numel() * up.size(0),
     "parameter_golf.fused_mlp_gradient.default": lambda g, down, *_: 2 * g.numel() * down.size(1),
 }
-# Parts of a step are functions of the script. These have words: for products, and for the rest.
-WORDS = {
+# The parts of a step are functions of the script. These functions have other names in the table:
+# (for matrix products, for the rest).
+PART_NAMES = {
     "GPT.logits": ("head products", "embedding, skips, norms"),
     "GPT.forward": ("loss", "softcap, loss"),
     "Block.forward": ("blocks", "residual mixes, norms"),
     "Attention.forward": ("q k v, output products", "q k norms, rope"),
     "MLP.forward": ("MLP products", "MLP"),
 } | dict.fromkeys(("norm_heads", "rotate"), ("q k products", "q k norms, rope"))
-HELPERS = "Linear.forward", "rms_norm"  # whoever calls them is meant
+HELPERS = "Linear.forward", "rms_norm"  # their kernels count for the function that calls them
 
 
 class Kernel(NamedTuple):
-    side: str  # forward, backward, or step: the rest of it
+    """A kernel, or several that run as one."""
+
+    side: str  # forward, backward, or step (the rest of a step)
     part: str
     bytes: float
     flops: float = 0.0
-    kind: str = "bfloat16"  # of products; flash, cudnn or fa3; all-reduce
+    kind: str = "bfloat16"  # dtype of a matrix product; flash, cudnn or fa3; all-reduce
 
 
 @dataclass
 class Step:
-    """What a step of a run launches and holds, or a graph of its model alone."""
+    """What a step of a run, or a graph of the model, launches and holds."""
 
     kernels: list = field(default_factory=list)
-    graphs: list = field(default_factory=list)  # of the model, as they run
-    peak: int = 0  # bytes of a micro-step: mostly what the backward pass needs
+    graphs: list = field(default_factory=list)  # ids of the model's graphs, in the order they run
+    peak: int = 0  # bytes that a micro-step needs, mostly for the backward pass
     held: int = 0  # bytes of weights, gradients, optimizers
-    tokens: int = 0  # of all ranks
+    tokens: int = 0  # of a step, over all ranks
     micro_steps: int = 1
-    begins: float = 0.0  # share of the run from which on steps are so
+    begins: float = 0.0  # the share of the run after which steps are like this
 
 
-# === The model: what the compiler would make of it ===
+# === The kernels that the compiler would make of the model ===
 def pretend():
-    """torch's compiler believes that there is a GPU, and compiles a model without memory."""
+    """Make torch's compiler believe that there is a GPU, and compile a model without memory."""
     if not torch.__version__.startswith(VERSIONS):
         known = f"{VERSIONS[0]}0 to {VERSIONS[-1]}x"
-        raise ToolError(f"torch {torch.__version__}: it uses private names of {known}: install one")
+        words = f"roofline.py needs torch {known}; install one of these versions"
+        raise ToolError(f"torch {torch.__version__}: {words}")
     device = SimpleNamespace(
         name="H100", major=9, minor=0, multi_processor_count=132, warp_size=32, gcnArchName="",
         L2_cache_size=50 << 20, regs_per_multiprocessor=65536,
     )  # fmt: skip
-    # Before torch._dynamo is imported, whose classes keep the functions
+    # This must be done before torch._dynamo is imported, whose classes keep the functions.
     torch.cuda.get_device_properties = lambda *_: device
     torch.cuda.is_bf16_supported = lambda *_, **__: True
-    torch.Tensor.__invert__ = lambda t: torch.bitwise_not(t)  # the plain ones ask for the device
+    torch.Tensor.__invert__ = lambda t: torch.bitwise_not(t)  # the original asks for the device
     torch.Tensor.copy_ = lambda t, other, non_blocking=False: torch.ops.aten.copy_.default(t, other)
     sys.modules["torch.optim.adam"]._device_dtype_check_for_fused = lambda *_, **__: None
     F.scaled_dot_product_attention = attend
@@ -95,21 +101,22 @@ def pretend():
     variables.TensorVariable.method_attr_is_cuda = lambda *_: true
     import_module("torch._inductor.compile_fx")
     torch._inductor.scheduler.has_triton = lambda *_: True
-    torch._inductor.config.joint_custom_pre_pass = partial(move, device="cpu")
-    # On meta, losses would have no gradients, and the compiler would drop all work.
+    torch._inductor.config.joint_custom_pre_pass = partial(move_graph, device="cpu")
+    # On the device meta, losses would have no gradients, and the compiler would drop all work.
     resolve, keys = torch._ops.resolve_key, torch._C.DispatchKey
     on_cpu = {keys.AutogradMeta: keys.AutogradCPU}
     torch._ops.resolve_key = lambda op, key: resolve(op, on_cpu.get(key, key))
 
 
 def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **_):
-    """Without a GPU, torch would choose another operation."""
+    """Replace F.scaled_dot_product_attention, which would choose another operation without a
+    GPU."""
     arguments = q, k, v, attn_mask, True, dropout_p, is_causal
     return torch.ops.aten._scaled_dot_product_cudnn_attention(*arguments)[0]
 
 
-def move(graph, device):
-    """From here on, the tensors of a graph are on this device."""
+def move_graph(graph, device):
+    """Put the tensors of a graph on a device."""
     for node in graph.nodes:
         if "val" in node.meta:
             node.meta["val"] = on_device(node.meta["val"], device)
@@ -130,15 +137,18 @@ def without_memory(t):
 
 
 class ScheduledError(Exception):
-    """A graph is known: it needs no code."""
+    """The kernels of a graph are known, so no code is needed for it."""
 
 
 class Compiler:
-    """A backend of torch.compile: its graphs add their kernels to a Recorder, and do not run."""
+    """A backend of torch.compile whose graphs add their kernels to a Recorder instead of
+    running."""
 
     def __init__(self, path, recorder, attention):
-        self.path, self.recorder, self.attention_backend = path, recorder, attention
-        self.names = defaultdict(list)  # {line of the script: class and function}
+        self.path = path
+        self.recorder = recorder
+        self.attention_backend = attention
+        self.names = defaultdict(list)  # {line of the script: names of its class and function}
         for node in ast.walk(ast.parse(Path(path).read_text("utf-8"))):
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
                 for line in range(node.lineno, node.end_lineno + 1):
@@ -151,15 +161,15 @@ class Compiler:
         return compile_fx.compile_fx(graph, inputs, inner_compile=schedule)
 
     def schedule(self, compile_graph, graph, inputs, **options):
-        """Schedules a graph for the GPU. Returns what runs instead of it."""
+        """Schedule a graph for the GPU. Return a function that is called instead of the graph."""
         self.side = "backward" if options.get("is_backward") else "forward"
         found = self.found = Step()
         [outputs] = graph.graph.output_node().args
         outputs = [node and node.meta["val"] for node in outputs]
-        move(graph.graph, "cuda:0")
+        move_graph(graph.graph, "cuda:0")
         try:
             compile_graph(graph, on_device(inputs, "cuda:0"), **options)
-        except Exception:  # ScheduledError, in whatever the compiler wraps it
+        except Exception:  # a ScheduledError, which the compiler wraps in another one
             if not found.kernels:
                 raise
 
@@ -174,7 +184,7 @@ class Compiler:
         return run
 
     def add(self, scheduled):
-        """Takes the place of the code generation."""
+        """Replace the code generation: record the kernels of the scheduled nodes."""
         graph, memory = torch._inductor.virtualized.V.graph, torch._inductor.memory
         nodes, outputs = scheduled.nodes, {*graph.get_output_names()}
         inputs = memory.get_freeable_input_buf(nodes, graph.graph_inputs.keys())
@@ -187,16 +197,17 @@ class Compiler:
         raise ScheduledError
 
     def kernel(self, node):
+        """Return the Kernel of a scheduled node."""
         moved = node.get_read_write_buffers_sizes()
         if not node.is_extern():
             origins = [fx for one in node.get_nodes() for fx in one.node.get_origins()]
-            part = self.part(origins)[1] if moved > SMALL else "casts, small sums"
+            part = self.part(origins)[1] if moved > SMALL_KERNEL_BYTES else "casts, small sums"
             return Kernel(self.side, part, moved)
         fx = node.node.get_origin_node() or next(iter(node.node.get_origins()))
         name = str(fx.target)
         arguments = [*fx.args, *fx.kwargs.values()]
         values = [getattr(argument, "meta", {}).get("val", argument) for argument in arguments]
-        schema = getattr(fx.target, "_schema", None)  # a Triton kernel has none
+        schema = getattr(fx.target, "_schema", None)  # a Triton kernel has no schema
         names = [argument.name for argument in schema.arguments] if schema else []
         named = dict(zip([*names[: len(fx.args)], *fx.kwargs], values, strict=False))
         if "query" in named:
@@ -208,13 +219,15 @@ class Compiler:
         else:
             return Kernel(self.side, f"{name}: FLOPs unknown", moved)
         part = self.part([fx])[0 if flops else 1]
-        return Kernel(self.side, part, moved, flops, type_of(fx.meta["val"]))
+        return Kernel(self.side, part, moved, flops, dtype_name(fx.meta["val"]))
 
     def attention(self, name, values):
-        """Flash attention: backward keeps dq in float32, and dk and dv of all query heads."""
+        """Return the Kernel of flash attention. Its backward pass keeps dq in float32, and dk
+        and dv of all query heads."""
         q, k = values["query"], values["key"]
         keys = k.size(-2) if q.ndim == 4 else min(values["max_q"], DOCUMENT)
-        keys /= 2 if values.get("is_causal") else 1  # that a query attends to, on average
+        if values.get("is_causal"):
+            keys /= 2  # a query attends to half of the keys, on average
         kind = self.attention_backend
         if kind == "auto":
             kind = "cudnn" if "cudnn" in name else "flash"
@@ -225,27 +238,29 @@ class Compiler:
         return Kernel(self.side, "attention", moved, 10 * q.numel() * keys, kind)
 
     def part(self, origins):
-        """The function of the script in which most operations stand: its words."""
+        """Return the two names of the function of the script to which most of the operations
+        belong."""
         found = Counter()
         for fx in origins:
             frames = FRAME.findall(fx.meta.get("stack_trace") or "")
             names = [".".join(self.names[int(line)]) for file, line in frames if file == self.path]
             found.update([name for name in names if name and name not in HELPERS][-1:])
         name = found.most_common(1)[0][0] if found else "others"
-        return WORDS.get(name, (f"{name} products", name))
+        return PART_NAMES.get(name, (f"{name} products", name))
 
 
-def type_of(value):
+def dtype_name(value):
     return str(value.dtype).removeprefix("torch.") if torch.is_tensor(value) else "bfloat16"
 
 
-# === The rest of a step ===
+# === The rest of a step, outside the compiled model ===
 class Recorder(TorchDispatchMode):
-    """Adds operations on tensors without memory to a Step."""
+    """Add the operations on tensors without memory to a Step."""
 
     def __init__(self):
         super().__init__()
-        self.step, self.part = Step(), ""
+        self.step = Step()
+        self.part = ""  # of the step, for the table
         optimizer = sys.modules["torch.optim.optimizer"]
         optimizer.register_optimizer_step_pre_hook(self.enter)
         optimizer.register_optimizer_step_post_hook(self.leave)
@@ -261,39 +276,41 @@ class Recorder(TorchDispatchMode):
         self.part = "after the optimizers"
 
     def all_reduce(self, tensor):
-        self.step.kernels.append(Kernel("step", "all-reduce", size_of(tensor), 0, "all-reduce"))
+        self.step.kernels.append(
+            Kernel("step", "all-reduce", device_bytes(tensor), 0, "all-reduce")
+        )
         return tensor
 
     def __torch_dispatch__(self, func, kinds, args=(), kwargs=None):
         kwargs = {key: v for key, v in (kwargs or {}).items() if key != "pin_memory"}
         name, arguments = func._schema.name.split("::")[-1], func._schema.arguments
         writes = [a.alias_info is not None and a.alias_info.is_write for a in arguments]
-        if name == "copy_" and args[0].device.type == "cpu":  # from the device
+        if name == "copy_" and args[0].device.type == "cpu":  # a copy from the device to the host
             return args[0]
         out = func(*args, **kwargs)
         views = any(a.alias_info for a in func._schema.returns) and not any(writes)
         if views or name.startswith(("empty", "new_empty", "_unsafe_view")):
             return out
         values = [*args, *(kwargs.get(a.name) for a in arguments[len(args) :])]
-        only = name in ("copy_", "zero_", "fill_", "_foreach_copy_")
-        moved = 0 if any(writes) else size_of(out)
+        only_writes = name in ("copy_", "zero_", "fill_", "_foreach_copy_")
+        moved = 0 if any(writes) else device_bytes(out)
         for value, is_written in zip(values, writes, strict=True):
-            moved += size_of(value) * (2 if is_written and not only else 1)
+            moved += device_bytes(value) * (2 if is_written and not only_writes else 1)
         count = flop_registry.get(func._overloadpacket, lambda *_, **__: 0)
         if moved:
             flops = count(*args, **kwargs, out_val=out)
-            self.step.kernels.append(Kernel("step", self.part, moved, flops, type_of(out)))
+            self.step.kernels.append(Kernel("step", self.part, moved, flops, dtype_name(out)))
         return out
 
 
-def size_of(value):
-    """Bytes on the device"""
+def device_bytes(value):
+    """Return the number of bytes of all tensors in `value` that are on the device."""
     found = [t for t in tree_leaves(value) if torch.is_tensor(t) and t.device.type == "meta"]
     return sum(t.numel() * t.element_size() for t in found)
 
 
 def make_data(script, config, folder):
-    """What a run reads: shards in which each token begins a document."""
+    """Return Data of shards in which each token begins a document."""
     tokens = [1] * (64 * config.train_seq_len + 1)
     for split in ("train", "val"):
         cli.write_shard(Path(folder, f"fineweb_{split}_000000.bin"), tokens)
@@ -302,7 +319,7 @@ def make_data(script, config, folder):
 
 
 def make_run(script, config, ranks, folder):
-    """A Trainer without memory, and the Recorder of its steps."""
+    """Return a Trainer without memory, and the Recorder of its steps."""
     recorder = Recorder()
     with mock.patch.object(torch.cuda, "is_available", lambda: True), recorder:
         runtime = script.Runtime(config, {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
@@ -310,21 +327,24 @@ def make_run(script, config, ranks, folder):
         runtime.all_reduce = recorder.all_reduce
         data = make_data(script, config, folder)
         run = script.Trainer(config, runtime, script.RunLog("roofline"), data)
-    runtime.cuda = False  # from here on it waits for no GPU
-    torch._inductor.config.max_autotune = False  # it would run kernels
+    runtime.cuda = False  # from here on, the Trainer waits for no GPU
+    torch._inductor.config.max_autotune = False  # autotuning would run kernels
     compiler = Compiler(script.__file__, recorder, config.attention_backend)
     run.model.compile(backend=compiler, dynamic=False, fullgraph=True)
     return run, recorder
 
 
-def steps_of(run, recorder, plan):
-    """The first step of a run, and those whose graphs are not those of the step before."""
+def record_steps(run, recorder, plan):
+    """Return the first Step of a run, and each later one whose graphs differ from those of the Step
+    before."""
     x = torch.empty(plan.batch_rows, plan.seq_len, dtype=torch.int64, device="meta")
     batches = itertools.repeat(SimpleNamespace(x=x, y=x, summary=0))
     steps = []
-    for share in (0.0, *np.arange(SHARES) / SHARES):  # optimizers allocate in the very first one
+    # The first step is made twice: optimizers allocate their state when it is made for the first
+    # time.
+    for share in (0.0, *np.arange(MOMENTS) / MOMENTS):
         run.clock.total_ms = share * 1e3 * max(0.0, run.config.max_wallclock_seconds)
-        run.clock.since = 0.0  # it runs
+        run.clock.since = 0.0  # the clock runs
         run.set_position(int(share * run.config.iterations), 0)
         recorder.part = "gradients"
         step = recorder.step = Step(begins=float(share))
@@ -334,7 +354,7 @@ def steps_of(run, recorder, plan):
             steps = [step]
         elif step.graphs != steps[-1].graphs:
             steps.append(step)
-    run.scorer = run.validation  # without what a final score alone holds
+    run.scorer = run.validation  # frees tensors that only the final score needs
     gc.collect()
     tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
     storages = [t.untyped_storage() for t in tensors if t.device.type == "meta"]
@@ -347,24 +367,27 @@ def steps_of(run, recorder, plan):
 
 
 def record(path, settings, ranks):
-    """The Steps of a script with these settings."""
+    """Return the Steps of a script with these settings. Raises ToolError if the script cannot be
+    compiled or its settings are wrong."""
     pretend()
     path = str(Path(path).resolve())
     spec = spec_from_file_location("script", path)
     script = sys.modules["script"] = module_from_spec(spec)
     spec.loader.exec_module(script)
     if not hasattr(script, "BatchPlan"):
-        raise ToolError(f"{path}: it has no BatchPlan: name an edited copy of today's train_gpt.py")
+        raise ToolError(f"{path}: it has no BatchPlan; give an edited copy of today's train_gpt.py")
     config, _, faults, _ = script.read_config([*settings, "DEVICE=cuda"], {})
     if config.attention_backend == "math":
-        faults.append("ATTENTION_BACKEND=math: nothing is known about its speed: set auto")
+        faults.append(
+            "ATTENTION_BACKEND=math: the speed of this backend is not known; set it to auto"
+        )
     if faults:
         raise ToolError(f"{path}: {'; '.join(faults)}")
     try:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
             run, recorder = make_run(script, config, ranks, folder)
-            return steps_of(run, recorder, script.BatchPlan.train(config, 0, ranks))
+            return record_steps(run, recorder, script.BatchPlan.train(config, 0, ranks))
     except script.RunError as error:
         raise ToolError(f"{path}: {error}") from error
     except torch._dynamo.exc.TorchDynamoException as error:

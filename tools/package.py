@@ -1,18 +1,21 @@
-"""Make a record's folder, complete and checked, from the logs of its seeds.
+"""Make a complete and checked record folder from the logs of several seeds.
 
     python3 tools/package.py logs/s1.txt logs/s2.txt logs/s3.txt \\
         --track track_10min_16mb --name "Wider MLP" --author "Ada Lovelace" --github-id ada \\
         --description "MLP three times as wide, 8 layers." [--date 2026-04-01] [--script FILE]
 
 This makes records/<track>/<date>_WiderMLP/ with the script of the logs (or --script), the logs,
-submission.json, and a README.md with a TODO that you must replace. A folder that tools/check.py
-would refuse is not made, and no folder is overwritten.
+submission.json, and a README.md with a TODO that you must replace. If tools/check.py would refuse
+the folder, it is not created. No folder is overwritten.
 
-    python3 tools/package.py --pack train_gpt.py      the submitted form: train_gpt_packed.py
-    python3 tools/package.py --diff FOLDER/train_gpt.py       a script's changes of train_gpt.py
+    python3 tools/package.py --pack train_gpt.py      write the packed form, train_gpt_packed.py
+    python3 tools/package.py --diff SCRIPT            print how SCRIPT changes train_gpt.py
 
 Exit code: 0 made, 1 refused, with the reasons, 2 wrong usage.
 """
+
+# This module builds on check.py (checks the folder), packed.py (packs scripts) and runs.py (reads
+# logs).
 
 import argparse
 import datetime
@@ -28,38 +31,46 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # not there with python3 -P
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
-from check import SCORES, TRACKS, check_folder, lines
+from check import SCORES, TRACKS, check_folder, report_lines
 from cli import ToolError
-from packed import pack, plain_form, unpacked
+from packed import comparable_form, pack, unpack_script
 from runs import Run, read_log
 
 RECORDS = Path(os.path.relpath(cli.ROOT / "records"))
 TRAINER = cli.ROOT / "train_gpt.py"
 README = Path(__file__).with_name("record_readme.txt")
-SHOWN = 200  # lines of a diff
-OF_ONE_RUN = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}  # written otherwise
+MAX_DIFF_LINES = 200  # in the README
+# Settings that the README's command sets in another way.
+NOT_LISTED = {"RUN_ID", "SEED", "RESUME", "DATA_PATH", "TOKENIZER_PATH"}
 
 
 def read_runs(paths: Sequence[Path]) -> dict[int, Run]:
-    """The run of each seed. Raises ToolError for a log without a seed or a result of its own."""
+    """Return {seed: run}. Raises ToolError if a log has no result, or no seed of its own."""
     runs: dict[int, Run] = {}
     for given in paths:
         path = given.with_suffix(".txt") if given.suffix == ".jsonl" else given
-        log = read_log(path, events=False)  # the text holds the script
+        log = read_log(path, events=False)  # the text log contains the script
         run = log.runs[0] if log.runs else Run(str(path))
         if run.result is None:
-            raise ToolError(f"{path}: {[*log.problems, run.status][0]}: name a finished run")
+            raise ToolError(
+                f"{path}: {[*log.problems, run.status][0]}; give the log of a finished run"
+            )
         if run.known_seed is None or run.known_seed in runs:
+            fault = "its seed is not known"
+            if run.known_seed is not None:
+                fault = f"another log has the same seed {run.known_seed}"
             words = "run it with another SEED, or rename it to train_seed<N>.log"
-            raise ToolError(f"{path}: seed {run.known_seed} is not its own: {words}")
+            raise ToolError(f"{path}: {fault}; {words}")
         runs[run.known_seed] = run
     return runs
 
 
-def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes) -> dict[str, Any]:
-    """submission.json from the logs."""
+def make_submission(
+    options: argparse.Namespace, runs: dict[int, Run], source: bytes
+) -> dict[str, Any]:
+    """Return the values of submission.json."""
     models = [run.model_bytes for run in runs.values() if run.model_bytes]
     values = {
         "author": options.author.strip(),
@@ -71,7 +82,7 @@ def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes)
         "bytes_total": max(models) + len(source) if models else None,
         "bytes_code": len(source),
         "seeds": [*runs],
-        "seed_results": {str(seed): results_of(run) for seed, run in runs.items()},
+        "seed_results": {str(seed): run_results(run) for seed, run in runs.items()},
     }
     for key in SCORES:
         numbers = [getattr(run.result, key) for run in runs.values()]
@@ -79,35 +90,38 @@ def submission(options: argparse.Namespace, runs: dict[int, Run], source: bytes)
     return {key: value for key, value in values.items() if value is not None}
 
 
-def results_of(run: Run) -> dict[str, Any]:
-    own = {name: getattr(run, name) for name in ("model_bytes", "last_step", "train_time_ms")}
-    return {key: getattr(run.result, key) for key in SCORES} | own
+def run_results(run: Run) -> dict[str, Any]:
+    """Return what submission.json and the README list of a run."""
+    facts = {name: getattr(run, name) for name in ("model_bytes", "last_step", "train_time_ms")}
+    return {key: getattr(run.result, key) for key in SCORES} | facts
 
 
-def changes(script: bytes) -> list[str]:
-    """The lines of a unified diff from train_gpt.py to a script; of a packed one, which has no
-    comments, without them."""
+def diff_lines(script: bytes) -> list[str]:
+    """Return the lines of a unified diff from train_gpt.py to a script. A packed script has no
+    comments, so comments are left out of both."""
     texts = [TRAINER.read_bytes(), script]
-    if unpacked(script):
-        texts = [plain_form(text) for text in texts]
+    if unpack_script(script):
+        texts = [comparable_form(text) for text in texts]
     before, after = (text.decode("utf-8", "replace").splitlines() for text in texts)
     return [*difflib.unified_diff(before, after, "train_gpt.py", "the record", lineterm="")]
 
 
-def readme(runs: dict[int, Run], values: dict[str, Any], source: bytes, folder: Path) -> str:
-    """tools/record_readme.txt with figures from the logs; a TODO is for what only the author
+def make_readme(runs: dict[int, Run], values: dict[str, Any], source: bytes, folder: Path) -> str:
+    """Return tools/record_readme.txt with the figures of the logs. TODO marks what only the author
     knows."""
     first = [*runs.values()][0]
-    known = read_log(first.path).runs  # the events know what was given
+    known = read_log(first.path).runs  # the events contain the settings that were given
     given = known[0].settings if known else None
-    todo = "TODO: the log does not say all settings: add them below.\n\n" if given is None else ""
+    todo = ""
+    if given is None:
+        todo = "TODO: the log does not contain all settings; add them below.\n\n"
     settings = given or {}
-    own = sorted(settings.keys() - OF_ONE_RUN)
-    lines = [f"  {name}={shlex.quote(settings[name])} \\\n" for name in own]
+    names = sorted(settings.keys() - NOT_LISTED)
+    lines = [f"  {name}={shlex.quote(settings[name])} \\\n" for name in names]
     ranks = first.world_size or 1
-    results = [{"seed": seed, **results_of(run)} for seed, run in runs.items()]
+    results = [{"seed": seed, **run_results(run)} for seed, run in runs.items()]
     rows = [[*results[0]], ["---"] * len(results[0]), *(one.values() for one in results)]
-    diff = changes(source)
+    diff = diff_lines(source)
     texts = {
         "track": folder.parent.name,
         "table": "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows),
@@ -117,8 +131,8 @@ def readme(runs: dict[int, Run], values: dict[str, Any], source: bytes, folder: 
         "launch": f"torchrun --standalone --nproc_per_node={ranks}" if ranks > 1 else "python3",
         "folder": folder,
         "lines": len(diff),
-        "shown": SHOWN,
-        "diff": "\n".join(diff[:SHOWN]),
+        "shown": MAX_DIFF_LINES,
+        "diff": "\n".join(diff[:MAX_DIFF_LINES]),
     }
     for name in ("data_path", "tokenizer_path"):
         path = settings.get(name.upper()) or first.config.get(name) or f"<{name}>"
@@ -127,24 +141,24 @@ def readme(runs: dict[int, Run], values: dict[str, Any], source: bytes, folder: 
 
 
 def make(options: argparse.Namespace) -> None:
-    """Makes the folder, whole or not at all."""
+    """Make the folder completely, or not at all."""
     runs = read_runs(options.logs)
     sources = [run.source for run in runs.values() if run.source is not None]
     if not (options.script or sources):
-        raise ToolError(f"{options.logs[0]}: no script is in it: add --script FILE")
+        raise ToolError(f"{options.logs[0]} contains no script; add --script FILE")
     source = options.script.read_bytes() if options.script else sources[0]
     words = re.findall(r"[A-Za-z0-9][A-Za-z0-9._+-]*", options.name)
     title = "".join(word[0].upper() + word[1:] for word in words)[:80]
     target = RECORDS / options.track / f"{options.date}_{title}"
     if os.path.lexists(target):
-        raise ToolError(f"{target}: exists: remove it, or give another --name or --date")
-    values = submission(options, runs, source)
+        raise ToolError(f"{target} exists already; remove it, or give another --name or --date")
+    values = make_submission(options, runs, source)
     names = {seed: f"train_seed{seed}.log" if len(runs) > 1 else "train.log" for seed in runs}
     files = {names[seed]: Path(run.path).read_bytes() for seed, run in runs.items()}
     files |= {
         "train_gpt.py": source,
         "submission.json": (json.dumps(values, indent=2) + "\n").encode(),
-        "README.md": readme(runs, values, source, target).encode(),
+        "README.md": make_readme(runs, values, source, target).encode(),
     }
     with tempfile.TemporaryDirectory(dir=RECORDS, prefix=".package") as temporary:
         folder = Path(temporary, options.track, target.name)
@@ -152,18 +166,20 @@ def make(options: argparse.Namespace) -> None:
         for name, data in files.items():
             (folder / name).write_bytes(data)
         record = check_folder(folder)
-        print("\n".join(lines(record, target)))
+        print("\n".join(report_lines(record, target)))
         if record.verdict == "refused":
-            raise ToolError(f"{target} was not made: see what was refused above")
+            raise ToolError(f"{target} was not made; the reasons are above")
         target.parent.mkdir(exist_ok=True)
         os.rename(folder, target)
-    print(f"made {target}: write its README's TODO, then: git add {target}")
+    print(f"made {target}; replace the TODO in its README.md, then run: git add {target}")
 
 
 def write_packed(script: Path) -> None:
-    target, text = script.with_name(f"{script.stem}_packed.py"), script.read_bytes()
-    if target.exists() and not unpacked(target.read_bytes()):
-        raise ToolError(f"{target}: exists and is not a packed script: move it away")
+    """Write the packed form of a script beside it."""
+    target = script.with_name(f"{script.stem}_packed.py")
+    text = script.read_bytes()
+    if target.exists() and not unpack_script(target.read_bytes()):
+        raise ToolError(f"{target} exists and is not a packed script; move it away")
     try:
         result = pack(text)
     except ValueError as error:
@@ -177,24 +193,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     needed = not any(word.startswith(("--pack", "--diff")) for word in words)
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("logs", nargs="+" if needed else "*", type=Path, metavar="LOG", help="log of each seed")
+    add(
+        "logs",
+        nargs="+" if needed else "*",
+        type=Path,
+        metavar="LOG",
+        help="the logs, one for each seed",
+    )
     add(
         "--pack",
         type=Path,
         metavar="SCRIPT",
-        help="write it without comments and docstrings, packed",
+        help="write this script packed, without comments and docstrings",
     )
-    add("--diff", type=Path, metavar="SCRIPT", help="print its changes of train_gpt.py")
-    add("--track", choices=TRACKS, required=needed, help="the track's folder below records/")
-    add("--name", required=needed, help="the title; its words make the folder's name")
-    add("--author", required=needed, help="your name as it will be shown")
+    add(
+        "--diff",
+        type=Path,
+        metavar="SCRIPT",
+        help="print the changes of train_gpt.py in this script",
+    )
+    add("--track", choices=TRACKS, required=needed, help="the folder below records/")
+    add("--name", required=needed, help="the title; the folder's name is made from its words")
+    add("--author", required=needed, help="your name")
     add("--github-id", required=needed, help="your GitHub login")
-    add("--description", required=needed, help="a sentence or two")
+    add("--description", required=needed, help="one or two sentences about the record")
     add("--date", help="YYYY-MM-DD (default: today)", default=str(datetime.date.today()))
-    add("--script", type=Path, metavar="FILE", help="script to submit (default: that of the logs)")
+    add(
+        "--script",
+        type=Path,
+        metavar="FILE",
+        help="script to submit (default: the script in the logs)",
+    )
     options = parser.parse_args(arguments)
     if options.diff:
-        return cli.run(lambda: print("\n".join(changes(options.diff.read_bytes())))) or 0
+        return cli.run(lambda: print("\n".join(diff_lines(options.diff.read_bytes())))) or 0
     if options.pack:
         return cli.run(lambda: write_packed(options.pack)) or 0
     return cli.run(lambda: make(options)) or 0

@@ -129,7 +129,7 @@ def data_line(runs: Sequence[Run]) -> str:
     For a single run, return an empty line."""
     if len(runs) < 2:
         return ""
-    known = [run.crc_at() for run in runs]
+    known = [run.data_crcs() for run in runs]
     steps = [set(crcs) for crcs in known if crcs]
     common = set.intersection(*steps) if len(steps) > 1 else None
     if not common:
@@ -263,7 +263,7 @@ def draw_curves(axis: Any, variants: Sequence[Variant], quantity: str) -> None:
     for variant in variants:
         columns = [pandas.Series(curve_points(run, quantity), dtype=float) for run in variant.runs]
         points = pandas.concat(columns, axis=1).sort_index()
-        # Seeds may have logged other steps: each run is interpolated between its own points.
+        # Runs may have logged different steps, so each run is interpolated between its points.
         curve = points.interpolate("index", limit_area="inside").dropna()
         curve = curve[curve.index >= 0.2 * curve.index.max()]  # without the steep first fifth
         mean = curve.mean(axis=1)

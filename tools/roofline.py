@@ -124,19 +124,19 @@ class Run:
         self.memory = max(step.held + step.peak for step in steps)
 
 
-def compare(ours, theirs):
+def compare(edited, base):
     """Print what one Run costs more than another: at the begin of the run and, if steps change, at
     its end."""
-    moments = (0, -1) if len(ours.steps) + len(theirs.steps) > 2 else (0,)
+    moments = (0, -1) if len(edited.steps) + len(base.steps) > 2 else (0,)
     for moment in moments:
-        print(f"\ncompared with {theirs.name}" + (", at the end of the run" if moment else ""))
-        more = ours.tables[moment].sub(theirs.tables[moment], fill_value=0)
+        print(f"\ncompared with {base.name}" + (", at the end of the run" if moment else ""))
+        more = edited.tables[moment].sub(base.tables[moment], fill_value=0)
         print(format_table(more[more.abs().max(axis=1) > 1e-9], "+"))
-    ms = 1e3 * RUN / ours.count - 1e3 * RUN / theirs.count
-    share = theirs.count / ours.count - 1
-    steps = f"{abs(ours.count - theirs.count):,.0f} steps {'fewer' if ms > 0 else 'more'}"
-    memory = (ours.memory - theirs.memory) / 1e6
-    print(f"{ours.name}: {ms:+.2f} ms ({share:+.1%}), {steps} in {RUN} s, {memory:+,.0f} MB")
+    ms = 1e3 * RUN / edited.count - 1e3 * RUN / base.count
+    share = base.count / edited.count - 1
+    steps = f"{abs(edited.count - base.count):,.0f} steps {'fewer' if ms > 0 else 'more'}"
+    memory = (edited.memory - base.memory) / 1e6
+    print(f"{edited.name}: {ms:+.2f} ms ({share:+.1%}), {steps} in {RUN} s, {memory:+,.0f} MB")
 
 
 def draw(runs, path):
@@ -172,12 +172,12 @@ def estimate(options):
         Run(script, script_steps, rates, options.ranks)
         for script, script_steps in zip(scripts, steps, strict=True)
     ]
-    ours = runs[0]
-    for step, table in zip(ours.steps, ours.tables, strict=True):
+    edited = runs[0]
+    for step, table in zip(edited.steps, edited.tables, strict=True):
         when = f", from {step.begins:.0%} of the run on" if step.begins else ""
-        print(f"{ours.name} on {options.ranks} x {options.device}{when}, estimated")
+        print(f"{edited.name} on {options.ranks} x {options.device}{when}, estimated")
         print("\n".join((format_table(table), *summary_lines(step, table, rates), "")))
-    print(f"{ours.count:,.0f} steps in {RUN} s, if the host and other ranks cause no delay")
+    print(f"{edited.count:,.0f} steps in {RUN} s, if the host and other ranks cause no delay")
     if options.picture:
         draw(runs, options.picture)
         print(f"plot: {options.picture}")

@@ -80,7 +80,7 @@ def load_codec(log: Run, path: Path) -> tuple[Callable, Callable, int]:
     SentencePiece .model or a byte tokenizer in .json."""
     path = Path(os.environ.get("TOKENIZER_PATH", path))
     data = read_file(path, MAX_BYTES)
-    if log.made_of.get("tokenizer") not in (None, hashlib.sha256(data).hexdigest()):
+    if log.fingerprint.get("tokenizer") not in (None, hashlib.sha256(data).hexdigest()):
         raise ToolError(
             f"{path} is not the tokenizer of the run; set TOKENIZER_PATH to that tokenizer"
         )

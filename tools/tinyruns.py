@@ -300,13 +300,13 @@ def load(script):
     sys.modules["script"] = module
     loader.exec_module(module)
     module.KEEP_FLOAT_MAX_NUMEL = 500  # so that the matrices of a tiny model are quantized
-    fail = module.fail
+    report_failure = module.report_failure
 
-    def fail_and_trace(error, *more):
+    def print_trace_and_report(error, *more):
         traceback.print_exception(error)
-        return fail(error, *more)
+        return report_failure(error, *more)
 
-    module.fail = fail_and_trace
+    module.report_failure = print_trace_and_report
     return module
 
 

@@ -1,4 +1,4 @@
-"""Check an edit: does a changed train_gpt.py still do what a run promises?
+"""Check whether an edited train_gpt.py still does what a run promises.
 
     python3 tools/verify.py mine.py EMA_DECAY=0.9 ...    with the settings that turn your edit on
 

@@ -61,7 +61,7 @@ def test_micro_steps_are_as_few_as_fit_into_memory(
     for world_size, memory, steps in (1, 149, 1), (1, 85, 2), (1, 25, 8), (2, 85, 1), (8, 25, 1):
         device.total_memory = memory * 1e9
         config = module.Config()
-        found = module.fewest_micro_steps(config, world_size).grad_accum_steps
+        found = module.with_fewest_micro_steps(config, world_size).grad_accum_steps
         assert found == steps, (world_size, memory, found)
 
 

@@ -81,8 +81,9 @@ def test_rejects_bytes_of_other_tokens(
     assert module.check_settings(config, ALONE)[0] == []
     path = f"{with_bytes.folder.resolve()}/fineweb_val_bytes_*.bin"
     write_split(with_bytes.folder, "val_bytes", with_bytes.numbers[1:], [])
-    wanted = f"{path}: shards end after [1999] tokens, the others [2000]: get the bytes of these"
-    assert module.check_settings(config, ALONE)[0] == [f"{wanted} shards"]
+    wanted = f"{path} do not fit the validation shards: they end after [1999] tokens, the shards "
+    wanted += "after [2000]; get the byte files of these shards"
+    assert module.check_settings(config, ALONE)[0] == [wanted]
     write_split(with_bytes.folder, "val_bytes", np.roll(with_bytes.numbers, 1), [])
     runtime, opened = module.Runtime(config, {}), module.check_settings(config, ALONE)[1]
     validation = module.Validation(config, runtime, make_log(module), nullcontext, opened)
@@ -94,7 +95,8 @@ def test_rejects_bytes_of_other_tokens(
     assert "no fineweb_val_bytes_*.bin" in fault
     on_gpu = replace(config, val_bytecount_device="cuda")
     faults, _ = module.check_settings(on_gpu, ALONE)
-    assert "VAL_BYTECOUNT_DEVICE=cuda: set cpu, for BYTE_SIDECAR=1" in faults
+    words = "does not work with BYTE_SIDECAR=1; set VAL_BYTECOUNT_DEVICE=cpu"
+    assert f"VAL_BYTECOUNT_DEVICE=cuda {words}" in faults
 
 
 # --- documents --------------------------------------------------------------------------------
@@ -169,7 +171,8 @@ def test_too_many_documents_are_an_error_and_are_never_joined(
     run = make_run(("documents",), **settings, VAL_TOKENS=33)
     run.train()
     few = make_run(("documents",), **settings | {"DOC_ENDS": most - 1}, VAL_TOKENS=33)
-    named = rf"DOC_ENDS={most - 1}: rows \d+ to \d+, which are one micro-batch, need {most}: set"
+    named = rf"DOC_ENDS={most - 1} is too small: rows \d+ to \d+, which are one micro-batch, "
+    named += f"need {most}; set"
     with pytest.raises(script_module(few).RunError, match=named):
         few.train()
     monkeypatch.setattr(script_module(run), "attend_one_by_one", attend_by_mask)
@@ -196,18 +199,18 @@ def test_too_many_documents_of_validation_are_an_error_before_training(
 
     errors = call_on_all_ranks(made, warm_up_fails)[1]
     assert errors[0] == errors[1]
-    needed = int(re.search(r"^DOC_ENDS=60: batches .* need (\d+): set", errors[0])[1])
+    needed = int(re.search(r"^DOC_ENDS=60 is too small: batches .* need (\d+); set", errors[0])[1])
     call_on_all_ranks(
         make_run(("documents",), ranks=2, **settings | {"DOC_ENDS": needed}), module.warm_up
     )
     less = make_run(("documents",), ranks=2, **settings | {"DOC_ENDS": needed - 1})
-    assert f" need {needed}: set" in call_on_all_ranks(less, warm_up_fails)[1][1]
+    assert f" need {needed}; set" in call_on_all_ranks(less, warm_up_fails)[1][1]
 
 
 def test_the_log_says_how_documents_are_attended_and_where_there_are_none(make_run: Run) -> None:
     assert not any("DOC_TOKEN" in line for line in make_run(("documents",), **DOCUMENTS).log.lines)
     run = make_run(("documents",), **DOCUMENTS | {"DOC_TOKEN": 2})
-    warnings = [line for line in run.log.lines if line.startswith("WARNING: DOC_TOKEN=2: no such")]
+    warnings = [line for line in run.log.lines if line.startswith("WARNING: DOC_TOKEN=2 is not")]
     assert [re.findall("fineweb_([a-z]+)", line) for line in warnings] == [["train"], ["val"]]
     assert any("documents: attention by SDPA" in line for line in run.log.lines)
 
@@ -250,9 +253,9 @@ def test_documents_need_a_torch_that_has_their_attention(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(module, "PACKED_OPTIONS", set())
     assert module.check_settings(config, ALONE)[0] == []
-    words = "has no attention for it: install 2.11 to 2.13"
+    words = f"torch {torch.__version__} does not have; install torch 2.11 to 2.13"
     faults, _ = module.check_settings(replace(config, device="auto"), ALONE)
-    assert faults == [f"DOC_TOKEN=1: torch {torch.__version__} {words}"]
+    assert faults == [f"DOC_TOKEN=1 needs an attention kernel that {words}"]
 
 
 # --- document_ttt -----------------------------------------------------------------------------
@@ -486,9 +489,9 @@ def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(make_run: Run) 
     readers = set()
     read = module.Shards.read
 
-    def read_and_record(shards: Any, first: int, array: np.ndarray) -> None:
+    def read_and_record(shards: Any, first: int, array: np.ndarray, *more: Any) -> None:
         readers.add(threading.current_thread().name)
-        read(shards, first, array)
+        read(shards, first, array, *more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.Shards, "read", read_and_record)
@@ -557,7 +560,7 @@ def test_scored_documents_are_trained_on_in_passes(
     assert lines == ["sgd: pass 1/", "sgd: pass 2/"]
     run = make_run(("global_sgd",), **LORA | SGD | {"SGD_MARGIN": 1200})
     compute_score(run)
-    assert any("sgd: no pass 1, all is scored" in line for line in run.log.lines)
+    assert any("sgd: pass 1 has no effect" in line for line in run.log.lines)
 
 
 @pytest.mark.parametrize(
@@ -570,7 +573,7 @@ def test_passes_begin_where_they_begin_in_the_records(
     module = script("--stack", "caseops")
     config = replace(module.Config(), sgd_docs=documents)
     batches = [range(first, min(first + 64, 50_000)) for first in reversed(range(0, 50_000, 64))]
-    stages = module.PhasedTTT.stages(SimpleNamespace(config=config), batches)
+    stages = module.PhasedTTT.split_into_stages(SimpleNamespace(config=config), batches)
     done = itertools.accumulate(sum(map(len, stage)) for stage in stages)
     assert list(done) == [*scored, 50_000]
 
@@ -586,7 +589,7 @@ def test_too_many_documents_of_a_pass_are_an_error_before_training(
     script_module(run).warm_up(run)
     run = make_run(("documents", "global_sgd"), **settings, DOC_ENDS=20)
     script_module(run).check_validation(run)
-    with pytest.raises(script_module(run).RunError, match="DOC_ENDS=20: rows 0 to 1, .* need 3"):
+    with pytest.raises(script_module(run).RunError, match="DOC_ENDS=20 .*: rows 0 to 1, .* need 3"):
         script_module(run).warm_up(run)
 
 

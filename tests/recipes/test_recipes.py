@@ -282,7 +282,7 @@ def test_an_order_that_needs_all_shards_refuses_a_growing_data_set(
     producing = data.folder / ".producing"
     producing.write_text('{"val_complete": true}', encoding="utf-8")
     try:
-        with pytest.raises(Exception, match="is being made: wait"):
+        with pytest.raises(Exception, match="is still being made; wait"):
             make_run((name,), **settings_for(name))
     finally:
         producing.unlink()

@@ -91,7 +91,7 @@ def test_muon_divides_rows_by_their_norm_and_decays_before_it_updates(
     run = make_run(names, **MODEL | settings_for(*names), MATRIX_LR=0.04)
     coefficients = 5 * [(3.4445, -4.775, 2.0315)]
     if polar:
-        coefficients = script_module(run).POLAR
+        coefficients = script_module(run).POLAR_EXPRESS
     steps = take_three_steps(run)
     for name in "blocks.0.attn.c_q.weight", "blocks.1.attn.c_k.weight", "blocks.4.mlp.fc.weight":
         buffer = torch.zeros_like(steps[0][1][name])
@@ -114,7 +114,10 @@ def test_polar_express_brings_singular_values_closer_to_one(script: Callable) ->
     values = torch.logspace(-3, 0, 400, dtype=torch.float64)
     values /= values.norm()
     matrix = torch.diag(values).unsqueeze(0)
-    for iterations, low, high in (module.POLAR, 0.859, 1.141), (5 * module.STOCK, 0.471, 1.202):
+    for iterations, low, high in (
+        (module.POLAR_EXPRESS, 0.859, 1.141),
+        (5 * module.KELLER_JORDAN, 0.471, 1.202),
+    ):
         found = module.newton_schulz(matrix, iterations, torch.float64)[0].diagonal()
         found = found[values > 1e-3]
         assert float(found.min()) == pytest.approx(low, abs=4e-3)

@@ -230,7 +230,7 @@ def test_without_brotli_nothing_starts(
     assert module.check_settings(module.read_config([], env)[0], env)[0] == []
     config = module.read_config(["ARTIFACT_BROTLI=1"], env)[0]
     [fault] = module.check_settings(config, env)[0]
-    assert fault.endswith("brotli is missing: python3 -m pip install brotli")
+    assert fault.endswith("needs the package brotli; run python3 -m pip install brotli")
 
 
 def reference_nats(model: Any, tokens: Tensor, stride: int, settings: dict) -> Tensor:

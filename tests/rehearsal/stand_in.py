@@ -133,7 +133,12 @@ timed(
 if hasattr(trainer, "Adapters"):
     real_draw, trainer.Adapters.draw = trainer.Adapters.draw, draw
 if hasattr(trainer, "PhasedTTT"):
-    timed("SGD", trainer.PhasedTTT, "learn", lambda _, run, known, *w: f"{len(known):,} documents")
+    timed(
+        "SGD",
+        trainer.PhasedTTT,
+        "train_on_documents",
+        lambda _, run, known, *w: f"{len(known):,} documents",
+    )
 IMPORTED = bytes_read()
 code = trainer.main(sys.argv[1:], os.environ)
 sys.stdout.flush()

@@ -74,7 +74,7 @@ def test_eight_ranks_read_all_documents(caseops: Any) -> None:
     runtime = module.Runtime(config, {})
     run = {"config": config, "runtime": runtime, "log": make_log(module), "phase": nullcontext}
     scorer = module.DocumentTTT(SimpleNamespace(**run, data=data, model=None))
-    documents, batches = scorer.find()
+    documents, batches = scorer.find_batches()
     runtime.world_size = 8
     found = np.zeros(2, int)
     for runtime.rank in range(8):

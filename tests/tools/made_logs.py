@@ -1,4 +1,4 @@
-"""What the logs and records of the tools' tests are made of."""
+"""Logs and records for the tests of tools/."""
 
 import json
 import math
@@ -10,7 +10,10 @@ from typing import Any
 from runs import Logs, read_log
 
 RULE = "=" * 100
-TOKENS, BYTES = 62_021_632, 151_080_362  # of the challenge's validation split
+TOKENS, BYTES = (
+    62_021_632,
+    151_080_362,
+)  # predicted tokens and bytes of the challenge's validation split
 HEADER = (
     "tie_embeddings:True embed_lr:0.05 head_lr:0.0 matrix_lr:0.04 scalar_lr:0.04 "
     "train_batch_tokens:524288 train_seq_len:1024 iterations:20000 warmup_steps:20 "
@@ -25,8 +28,8 @@ def bpb_of(nats: float, factor: float = 1.0) -> float:
 
 
 def log_text(seed: int = 1, nats: float = 1.9, **changed: Any) -> str:
-    """A log as the challenge's script writes it. Of `changed`, what is neither in LOGGED nor the
-    bytes of `code` and `total` are words of its header."""
+    """Return a log as the challenge's script writes it. `changed` may contain values of LOGGED, the
+    bytes `code` and `total`, and settings for the header."""
     one = SimpleNamespace(**{name: changed.pop(name, value) for name, value in LOGGED.items()})
     code = changed.pop("code", len(one.script.encode()))
     total = changed.pop("total", one.artifact + code)
@@ -61,9 +64,9 @@ def log_text(seed: int = 1, nats: float = 1.9, **changed: Any) -> str:
 
 
 def event_lines(seed: int = 1, status: str = "finished", **changed: Any) -> str:
-    """The events of a run of our trainer. `changed`: the score in bits per byte, None: no score;
-    words of made_of and of the settings; the milliseconds of a step; `given`: settings that were
-    given."""
+    """Return the events of a run of our trainer. `changed` may contain `score` (in bits per byte;
+    None: no score), `made_of` (entries of the fingerprint), `ms` (milliseconds of a step), `given`
+    (settings that were given) and settings."""
     ms, given = changed.pop("ms", 40), {"SEED": str(seed)} | changed.pop("given", {})
     score, made_of = changed.pop("score", 1.2), {"script": "ab" * 32, "tokenizer": "cd" * 32}
     made_of |= {"fineweb_val_000000.bin": "5000 tokens, 0000beef"} | changed.pop("made_of", {})
@@ -92,12 +95,12 @@ def event_lines(seed: int = 1, status: str = "finished", **changed: Any) -> str:
 
 
 def read_text(folder: Path, text: str | bytes, name: str = "train.log") -> Logs:
-    """What is read from a log with this text."""
+    """Write a log with this text and read it."""
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
     return read_log(folder / name)
 
 
-# A record of three runs, and its folder.
+# --- A record of three runs, and its folder ---
 
 SCRIPT = (
     '"""A trainer."""\nimport os\nimport torch\n\n\ndef main():\n    print(torch, os)\n\n\nmain()\n'
@@ -110,18 +113,18 @@ ARTIFACT = 15_700_000
 
 
 def record_log(**changed: Any) -> str:
-    """A log with its script and machine, as it would be of 8 H100s; each seed has its own times and
-    its own size, of which that of seed 1 is the largest."""
+    """Return a log of 8 H100s with its script and machine. Each seed has other times and another
+    size; the size of seed 1 is the largest."""
     place = (changed.get("seed", 1) - 1) % 97
     artifact = changed.pop("artifact", ARTIFACT) - 100 * place
     own = {"script": SCRIPT, "smi": SMI, "ms": 43.5 + place * 1e-4, "artifact": artifact}
     return log_text(**own | changed)
 
 
-# What a record is made of, beside words of its logs. `changed`: keys of submission.json, None: left
-# out; `first`: other words in the log of seed 1; `each`: a change of every log; `files`: more of
-# them, or others; `moved`: one that lies elsewhere.
-MADE_OF = {
+# The parts of a record. `results`: {seed: nats}; `changed`: other values of submission.json (None:
+# left out); `first`: (old, new) words in the log of seed 1; `each`: a change of every log; `files`:
+# further files; `moved`: (old, new) name of a file.
+RECORD_PARTS = {
     "results": {1: 1.9000, 42: 1.9010, 1337: 1.9005}, "script": SCRIPT, "changed": {},
     "readme": "# Wider MLP\n" + "What was done, and how it was run. " * 5,
     "first": ("", ""), "each": str, "files": {}, "moved": (),
@@ -129,9 +132,9 @@ MADE_OF = {
 
 
 def make_record(folder: Path, **log: Any) -> Path:
-    """A record that is in order, save for what is named."""
-    one = SimpleNamespace(**{name: log.pop(name, value) for name, value in MADE_OF.items()})
-    submitted = submission_of(one.results, one.script, log) | one.changed
+    """Write a correct record, except for the given changes."""
+    one = SimpleNamespace(**{name: log.pop(name, value) for name, value in RECORD_PARTS.items()})
+    submitted = make_submission(one.results, one.script, log) | one.changed
     given = {name: value for name, value in submitted.items() if value is not None}
     made = {"train_gpt.py": one.script, "README.md": one.readme}
     made["submission.json"] = json.dumps(given)
@@ -149,7 +152,7 @@ def make_record(folder: Path, **log: Any) -> Path:
     return folder
 
 
-def submission_of(results: dict[int, float], script: str, log: dict[str, Any]) -> dict[str, Any]:
+def make_submission(results: dict[int, float], script: str, log: dict[str, Any]) -> dict[str, Any]:
     loss, factor, code = fmean(results.values()), log.get("factor", 1.0), len(script.encode())
     each = {str(seed): {"val_loss": n, "val_bpb": bpb_of(n, factor)} for seed, n in results.items()}
     return {

@@ -91,7 +91,7 @@ class Place:
         text = journal.read_text() if journal.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
 
-    def start_process(self) -> list[str]:
+    def run_ids(self) -> list[str]:
         """Return the RUN_IDs of all starts, without their checksums."""
         return [re.sub("-[0-9a-f]{8}-seed", "-seed", start["RUN_ID"]) for start in self.starts()]
 
@@ -147,7 +147,7 @@ def test_runs_take_turns_and_are_paired_by_seed(place: Place) -> None:
     code, out, err = place(*words, SEED="40", RUN_ID="mine", ITERATIONS="30")
     order = ["0-40", "1-40", "2-40", "1-41", "2-41", "0-41", "2-42", "0-42", "1-42"]
     ids = [f"out-{pair.replace('-', '-seed')}" for pair in order]
-    assert (code, err) == (0, "") and place.started() == ids
+    assert (code, err) == (0, "") and place.run_ids() == ids
     assert re.search(r"\[8/9\] .* finished, about \d+ s left\n", out)
     for start, run in zip(place.starts(), ids, strict=True):
         assert run == f"out-{start['KNOB']}-seed{start['SEED']}" and start["ITERATIONS"] == "30"
@@ -195,7 +195,7 @@ def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:
     assert "KNOB=1 seed 1338: exit code 1" in out.split("Failed\n")[1]
     assert re.split(r"  +", row_of(out, "step time"))[2] == "2", "only two pairs are left"
     code, out, _ = place(*TWO, "--seeds", "3")
-    assert code == 0 and place.started()[6:] == ["out-1-seed1338"]
+    assert code == 0 and place.run_ids()[6:] == ["out-1-seed1338"]
     assert "5 of 6 runs are finished and kept" in out
     code, out, err = place("--vary", "KNOB=0,1", "--out", "other", FAKE_REFUSE="1")
     assert code == 2 and len(place.starts()) == 8, "the others would fail, too"
@@ -211,12 +211,12 @@ def test_only_what_is_missing_runs_again(place: Place) -> None:
     checkpoint = place.folder / "checkpoints" / log.stem / "step_00000002.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
-    assert place(*TWO, "--seeds", "2")[0] == 0 and place.started()[begun:] == ["out-1-seed1337"]
+    assert place(*TWO, "--seeds", "2")[0] == 0 and place.run_ids()[begun:] == ["out-1-seed1337"]
     assert not checkpoint.exists(), "the new run would resume from it"
     assert place("--vary", "KNOB=0,1,2", "--out", "out", "--seeds", "3")[0] == 0
     new = [f"out-2-seed{seed}" for seed in (1337, 1338, 1339)]
     new += ["out-0-seed1339", "out-1-seed1339"]
-    assert sorted(place.started()[begun + 1 :]) == sorted(new)
+    assert sorted(place.run_ids()[begun + 1 :]) == sorted(new)
 
 
 def test_runs_of_another_experiment_are_not_mixed_in(
@@ -269,7 +269,7 @@ def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number:
         "the run received the interruption"
     )
     assert place(*TWO, "--seeds", "2")[0] == 0
-    assert len(place.starts()) == 5 and place.started()[2:4] == [run, run]
+    assert len(place.starts()) == 5 and place.run_ids()[2:4] == [run, run]
 
 
 def test_scripts_take_turns_as_settings_do(place: Place) -> None:
@@ -281,7 +281,7 @@ def test_scripts_take_turns_as_settings_do(place: Place) -> None:
     command = ("--", sys.executable, "quick.py", "--script", "{script}")
     code, out, err = place.call(ablate.main, *words, *command)
     ids = [f"out-{name}-seed1337" for name in ("fake-0", "fake-1", "ema-0", "ema-1")]
-    assert (code, err) == (0, "") and place.started()[:4] == ids
+    assert (code, err) == (0, "") and place.run_ids()[:4] == ids
     verdicts = [line.strip() for line in verdict_of(out).splitlines()]
     assert verdicts[1].startswith("ema.py KNOB=0 against fake.py KNOB=0: step time +20 ms")
     assert len(verdicts) == 3

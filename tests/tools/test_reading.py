@@ -1,4 +1,4 @@
-"""tools/runs.py on the logs that people have: the events of our own runs, text logs, and files that
+"""tools/runs.py reads the events of our own runs, text logs of others, and rejects files that
 are no logs."""
 
 import json
@@ -29,22 +29,22 @@ SCORE = round(bpb_of(1.9), 8)
 EXAMPLES = (ROOT / "tests/tools/corpus/lines.txt").read_text("utf-8").splitlines()[1:]
 
 
-def only(log: Logs) -> Run:
+def only_run(log: Logs) -> Run:
     assert len(log.runs) == 1 and log.problems == [], (log.problems, log.runs)
     return log.runs[0]
 
 
 @pytest.mark.parametrize("row", EXAMPLES)
-def test_what_a_line_says(row: str) -> None:
+def test_a_line_becomes_an_event(row: str) -> None:
     text, expected = row.rsplit("  |", 1)
-    found = runs.line_event(text.rstrip()) or {"event": ""}
+    found = runs.parse_line(text.rstrip()) or {"event": ""}
     words = [f"{name}={value}" for name, value in found.items() if value is not None]
     assert " ".join([found["event"], *words[1:]]) == expected.strip()
 
 
 def test_a_log_of_the_challenges_script(tmp_path: Path) -> None:
-    """The script in front of it is known, and no line of it is taken for the log's."""
-    run = only(read_text(tmp_path, HEADER + BASELINE))
+    """The script at its beginning is recognized: its lines are not read as lines of the log."""
+    run = only_run(read_text(tmp_path, HEADER + BASELINE))
     assert (run.seed, run.status, run.last_step, run.error) == (1337, "finished", 13_790, None)
     machine = {"python": "3.12.3", "torch": "2.9.1+cu128", "device": "NVIDIA H100 80GB HBM3"}
     assert run.machine == machine
@@ -62,8 +62,8 @@ def test_a_log_of_the_challenges_script(tmp_path: Path) -> None:
 
 
 def test_the_result_of_public_logs(tmp_path: Path) -> None:
-    """Of the logs of the challenge's merged records that name the score of their seed: the last
-    result on the decoded artifact. Five submitted another one of their log."""
+    """For the logs of the challenge's merged records whose submitted score is known. For five of
+    them, the authors submitted another result than the last one on the decoded artifact."""
     wrong = set()
     rows = (ROOT / "tests/tools/corpus/results.jsonl").read_text(encoding="utf-8").splitlines()
     for row in map(json.loads, rows):
@@ -78,7 +78,7 @@ def test_the_result_of_public_logs(tmp_path: Path) -> None:
 
 
 TRAINED = "step:9/9 train_loss:2.0 train_time:99ms\n"
-# Result lines of a log, and the result that counts.
+# The result lines of a log | the result that counts.
 RULE_OF_RESULTS = """
 final_a val_loss:2 val_bpb:1.2; final_b val_loss:2 val_bpb:1.1               | 1.1
 final_a val_loss:2 val_bpb:1.1; final_b val_loss:2 val_bpb:1.9               | 1.9
@@ -92,7 +92,7 @@ the cap is bpb 1.4; delta_bpb: -0.0031; val_bpb:1.1                          | N
 
 @pytest.mark.parametrize("row", RULE_OF_RESULTS.strip().splitlines())
 def test_the_last_result_on_the_artifact_counts(tmp_path: Path, row: str) -> None:
-    """Also if an earlier one is better; not if a training step follows."""
+    """Even if an earlier one is better; but not if a training step follows."""
     text, value = row.rsplit("|", 1)
     [run] = read_text(tmp_path, TRAINED + text.strip().replace("; ", "\n") + "\n").runs
     assert str(run.result and run.result.val_bpb) == value.strip()
@@ -106,7 +106,7 @@ AT_1000, AT_LAST = BASELINE.index("step:10000/"), BASELINE.index("step:13790/")
 BACK = BASELINE[:AT_LAST] + BASELINE[AT_1000:].replace("step:10000/", "step:900/")
 OTHER = HEADER.replace("# seed:99", "# edited") + "resumed: step:900 resumed_from:x\n"
 EDITED = HEADER + BASELINE[:AT_LAST] + OTHER + BASELINE[AT_LAST:]
-# What a file holds; the seed of its last run, its steps, its result, scripts, where it was resumed.
+# {name: (content of a file, its last run: seed, steps, result, number of scripts, resumed at)}
 FILES = {
     "three": (HEADER + BASELINE + BASELINE + OTHER + SECOND, f"42 1,10,1000,10000,13790 {SCORE} 1"),
     "steps": (LINES + LINES.replace("2.0", "3.0"), "None 1,2,3 None 0"),
@@ -119,25 +119,27 @@ FILES = {
 
 @pytest.mark.parametrize("kind", FILES)
 def test_the_last_run_of_a_file_is_read(tmp_path: Path, kind: str) -> None:
-    """Steps that start again are another run; a run to which steps go back was resumed."""
+    """If steps start again at 1, another run begins; if they go back less, the run was resumed."""
     text, expected = FILES[kind]
-    run = only(read_text(tmp_path, text))
+    run = only_run(read_text(tmp_path, text))
     steps, result = ",".join(str(step.step) for step in run.steps), run.result
     words = [run.seed, steps, result and result.val_bpb, len(run.scripts), *run.resumed_at]
     assert " ".join(map(str, words)) == expected
     assert (run.status == "no steps") == (steps == "")
 
 
-@pytest.mark.parametrize("front", ["[default0]:", "1776144154.79{n} ", "2026-04-01T12:00:0{n}Z "])
-def test_what_stands_in_front_of_every_line_is_taken_off(tmp_path: Path, front: str) -> None:
-    plain = only(read_text(tmp_path, HEADER + BASELINE))
-    text = [front.format(n=n % 10) + line for n, line in enumerate((HEADER + BASELINE).split("\n"))]
-    assert only(read_text(tmp_path, "\n".join(text))) == plain
+@pytest.mark.parametrize("prefix", ["[default0]:", "1776144154.79{n} ", "2026-04-01T12:00:0{n}Z "])
+def test_a_prefix_of_every_line_is_removed(tmp_path: Path, prefix: str) -> None:
+    plain = only_run(read_text(tmp_path, HEADER + BASELINE))
+    text = [
+        prefix.format(n=n % 10) + line for n, line in enumerate((HEADER + BASELINE).split("\n"))
+    ]
+    assert only_run(read_text(tmp_path, "\n".join(text))) == plain
 
 
-def test_other_encodings(tmp_path: Path) -> None:
+def test_other_encodings_are_read(tmp_path: Path) -> None:
     for data in (b"\xef\xbb\xbf" + BASELINE.encode(), BASELINE.replace("\n", "\r\n").encode()):
-        assert only(read_text(tmp_path, data)).result.val_bpb == SCORE
+        assert only_run(read_text(tmp_path, data)).result.val_bpb == SCORE
 
 
 OWN = """settings: MATRIX_LR=0.02
@@ -149,7 +151,7 @@ final_int8_zlib_roundtrip_exact val_loss:2.00000000 val_bpb:1.30000000
 
 def test_our_runs_are_read_from_their_events_alone(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text(event_lines(seed=7))
-    run = only(read_text(tmp_path, HEADER + OWN, "r.txt"))
+    run = only_run(read_text(tmp_path, HEADER + OWN, "r.txt"))
     assert run.path == str(tmp_path / "r.jsonl") and run.source is None
     assert run.result == Result("roundtrip", "score", 2.00000000001, 1.2, 30)
     steps = [(s.step, s.train_loss, s.train_time_ms) for s in run.steps]
@@ -158,20 +160,22 @@ def test_our_runs_are_read_from_their_events_alone(tmp_path: Path) -> None:
     assert (run.status, run.error, run.seed, run.scripts) == ("finished", None, 7, ["ab" * 32])
     assert (run.code_bytes, run.model_bytes, run.total_bytes) == (900, 3000, 3900)
     assert (run.train_time_ms, run.val_total_ms, run.input_wait_ms) == (160, 70, 4)
-    assert run.made_of["fineweb_val_000000.bin"] == "5000 tokens, 0000beef"
+    assert run.fingerprint["fineweb_val_000000.bin"] == "5000 tokens, 0000beef"
     known = run.conditions
-    said = {"model_params": 1000, "dataset": "mine", "train_shards": 3, "val_tokens": 1984}
-    assert known.items() >= (said | {"world_size": 2, "micro_steps": 4}).items()
-    assert "grad_accum_steps" not in known, "one number, one name"
+    expected = {"model_params": 1000, "dataset": "mine", "train_shards": 3, "val_tokens": 1984}
+    assert known.items() >= (expected | {"world_size": 2, "micro_steps": 4}).items()
+    assert "grad_accum_steps" not in known, "micro_steps says it already"
     assert run.config["matrix_lr"] == 0.04 and run.config["train_prefetch"] is True
-    assert runs.read_logs([tmp_path, tmp_path / "r.jsonl"]).runs == [run], "once"
+    assert runs.read_logs([tmp_path, tmp_path / "r.jsonl"]).runs == [run], "each run is read once"
     (tmp_path / "r.jsonl").unlink()
-    text = only(read_text(tmp_path, HEADER + OWN, "r.txt"))
-    assert (text.config["matrix_lr"], text.result.val_bpb) == (0.02, 1.3), "as any text log"
+    text = only_run(read_text(tmp_path, HEADER + OWN, "r.txt"))
+    assert (text.config["matrix_lr"], text.result.val_bpb) == (0.02, 1.3), (
+        "it is read like any text log"
+    )
 
 
 def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
-    """What came after the checkpoint is dropped, and so is the score of before."""
+    """Steps after the checkpoint are dropped, and so is the score of the first part."""
     first = event_lines(seed=7, made_of={"script": "a"})
     again = [{"event": "run"}, {"event": "config", "seed": 7, "matrix_lr": 0.02}]
     again += [{"event": "made_of", "script": "b"}]
@@ -179,7 +183,7 @@ def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
     again += [{"event": "step", "step": 3, "train_loss": 4.0, "train_time_ms": 120}]
     text = first + "".join(json.dumps(event) + "\n" for event in again)
     (tmp_path / "r.jsonl").write_text(text)
-    run = only(runs.read_log(tmp_path / "r.jsonl"))
+    run = only_run(runs.read_log(tmp_path / "r.jsonl"))
     assert [step.step for step in run.steps] == [1, 3] and [v.step for v in run.validations] == [0]
     assert (run.status, run.resumed_at, run.scripts) == ("unfinished", [3], ["a", "b"])
     assert run.config["matrix_lr"] == 0.02 and run.result is None
@@ -191,7 +195,7 @@ def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
     assert log.problems == ["3 damaged lines left out"]
 
 
-def test_what_is_no_log_is_named(tmp_path: Path) -> None:
+def test_files_that_are_no_logs_are_problems(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"\x1f\x8b\x08\x00rest")
     (tmp_path / "b.log").write_text("nothing of the kind\n" * 9)
     (tmp_path / "c.log").touch()
@@ -201,9 +205,9 @@ def test_what_is_no_log_is_named(tmp_path: Path) -> None:
     logs = runs.read_logs([tmp_path / name for name in names])
     problems = [problem.removeprefix(f"{tmp_path}/") for problem in logs.problems]
     assert problems == [
-        *(f"{name}.log: no training log: no step and no result is in it" for name in "abc"),
-        "pipe: cannot be read: not a file",
+        *(f"{name}.log: not a training log: it contains no step and no result" for name in "abc"),
+        "pipe: cannot be read: not a regular file",
         "none.log: cannot be read: No such file or directory",
-        "empty: a folder without .txt, .log or .jsonl files: name the logs",
+        "empty: the folder contains no .txt, .log or .jsonl files; give logs",
     ]
     assert logs.runs == [] and all("\n" not in problem for problem in logs.problems)

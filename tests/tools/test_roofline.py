@@ -61,7 +61,7 @@ def test_a_model_that_is_not_one_graph_is_an_error_of_one_line(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["NUM_LAYER=2"], 1, "NUM_LAYER=2: no such setting: did you mean NUM_LAYERS=2"),
+        (["NUM_LAYER=2"], 1, "NUM_LAYER=2: there is no such setting; did you mean NUM_LAYERS=2"),
         (["another.py"], 2, "another.py: give one file, followed by settings NAME=value"),
         (["--rate", "memory=fast"], 2, "fast must be a number >= 1e-09"),
         (["--rate", "speed=1"], 2, "speed=1: the name must be one of memory, products"),
