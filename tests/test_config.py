@@ -323,5 +323,17 @@ def test_processes_that_would_each_train_alone_are_refused(
     assert code == 2 and f"{name}=8 processes were started without torchrun" in err
     assert "start one torchrun per machine" in err
     assert train_gpt.find_wrong_launch({name: "1"}) == []
-    assert train_gpt.find_wrong_launch({name: "8", "RANK": "0"}) == []
+    launched = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}
+    assert train_gpt.find_wrong_launch({name: "8", **launched}) == []
     assert train_gpt.find_wrong_launch({"SLURM_NTASKS": "8"}) == []  # inside of salloc
+
+
+@pytest.mark.parametrize("given", [{"RANK": "0"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x"}])
+def test_incomplete_variables_of_a_launcher_are_one_line(
+    main: Call, tmp_path: Path, given: dict[str, str]
+) -> None:
+    """A shell or a batch system may have set RANK."""
+    code, _, err = main(**small_environment(tmp_path / "data"), **given)
+    [fault] = listed_faults(err)
+    assert code == 2 and fault.startswith(f"RANK={given['RANK']} WORLD_SIZE=")
+    assert fault.endswith("start with torchrun, or `unset RANK`")

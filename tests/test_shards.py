@@ -18,6 +18,7 @@ from running import (
     make_config,
     make_log,
     make_runtime,
+    run_trainer,
     train_gpt,
     write_shard,
 )
@@ -188,3 +189,14 @@ def test_an_interrupted_export_lists_the_shards_that_must_be_there(tmp_path: Pat
     assert find_faults(tmp_path) == ""
     zero_the_tokens(tmp_path)
     assert "fineweb_train_000000.bin: 9000 tokens, " in find_faults(tmp_path)
+
+
+def test_a_shard_of_both_sets_gives_a_warning(tmp_path: Path) -> None:
+    """Then the model was trained on what is scored."""
+    settings = byte_data(tmp_path) | {"RUN_ID": "r", "ITERATIONS": 1}
+    (tmp_path / "fineweb_train_000001.bin").write_bytes(
+        (tmp_path / "fineweb_val_000000.bin").read_bytes()
+    )
+    run = run_trainer(tmp_path / "run", **SMALL_MODEL | settings)
+    assert run.code == 0, run.err
+    assert "WARNING: fineweb_val_000000.bin is also a training shard (3000 tokens, " in run.out

@@ -194,7 +194,8 @@ def test_a_score_that_is_not_finite_is_an_error(tmp_path: Path, data: dict, valu
     bad = f"            if self.step == 19:\n                self.model.{{}}.fill_({value})\n"
     name = "tok_emb.weight" if value == "math.inf" else "blocks[0].attn.c_q.weight"
     run = Live(tmp_path, 0, {line: bad.format(name) + line}, **data)
-    assert_failed(run, "rank 0: the score is nan, ", "lower the learning rates")
+    reason = "has numbers too large for the artifact"
+    assert_failed(run, "rank 0: the score is nan, ", reason, "lower the learning rates")
     assert ("step:20/20 val_loss:nan" in run.out) == (value == "math.inf")
 
 
