@@ -70,6 +70,7 @@ def make_run(
             faults, data_of_run = module.check_settings(config, {"WORLD_SIZE": "1"})
             assert not faults, faults
             run = module.Trainer(config, runtime, make_log(module), data_of_run)
+            run.attention_backends = module.attention_backends(config, runtime)
             run.log.open = lambda is_new: ""  # opens no file and reports no problem
             module.restore_or_start(run, {}, [])
             runs.append(run)
