@@ -145,10 +145,13 @@ def test_steps_equal_a_plain_reference(data: dict[str, str], variant: str) -> No
     batches.close()
 
 
-def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
+def test_ranks_share_the_cost_of_the_matrices_evenly_and_agree(
     data: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks agree to the last bit, and with one process; the whole gradient is clipped."""
+    """The ranks agree to the last bit, and with one process; the whole gradient is clipped.
+
+    The cost of a matrix is its size times its shorter side.
+    """
     more = {"NUM_LAYERS": 4, "NUM_KV_HEADS": 4, "GRAD_CLIP_NORM": 0.5, "ITERATIONS": 3}
     config, real, own = config_for(data, **more), tg.newton_schulz, threading.local()
 
@@ -176,9 +179,13 @@ def test_ranks_share_the_matrices_of_each_shape_evenly_and_agree(
     for count in (2, 8):
         results = train(count)
         assert sum((counts for counts, _ in results), Counter()) == shapes
-        for shape, total in shapes.items():
-            shares = [counts[shape] for counts, _ in results]
-            assert max(shares) - min(shares) <= 3 * (total // 3 % count > 0)
+        costs = [
+            sum(n * rows * cols * min(rows, cols) for (rows, cols), n in counts.items())
+            for counts, _ in results
+        ]
+        largest = 3 * 64 * 32 * 32  # cost of one matrix in three steps
+        assert max(costs) <= sum(costs) / count + largest
+        assert max(len(counts) for counts, _ in results) <= 2, "few shapes, so few batches"
         for _, state in results:
             for name, t in state.items():
                 assert torch.equal(t, results[0][1][name]), name

@@ -78,7 +78,7 @@ def test_a_shard_that_is_not_a_regular_file_gives_one_line(tmp_path: Path) -> No
     path.unlink()
     for name, content in (("tokenizer.sha256", b""), ("tokenizer.sha256", b"\xff\xfe \x00")):
         (tmp_path / name).write_bytes(content)
-        assert f"{tmp_path / name} is not a line of sha256sum" in find_faults(tmp_path)
+        assert f"{tmp_path / name} must be one line as sha256sum prints it" in find_faults(tmp_path)
 
 
 def test_a_start_opens_each_shard_once_and_reads_its_ends(

@@ -341,7 +341,7 @@ def test_the_score_is_logged_even_if_no_artifact_can_be_written(
         assert run.out.count(f"WARNING: {name} could not be written: Is a directory\n") == 1
         (tmp_path / name).rmdir()
     again = Live(tmp_path, **data | {"RESUME": "auto"}).finish()
-    assert "no step is left: packs and scores" in again.text
+    assert "training is complete: packing and scoring" in again.text
     assert_same_result(again, reference_run(0))
 
 
