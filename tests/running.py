@@ -144,13 +144,17 @@ class Run:
 
 
 def clean_environment(**settings: object) -> dict[str, str]:
-    """Return this process' environment without trainer settings and ranks, plus `settings`."""
+    """Return this process' environment without trainer settings and ranks, plus `settings`.
+
+    Scripts run on the CPU even if the machine has a GPU, unless `settings` contain a DEVICE.
+    """
     env = {
         k: v
         for k, v in os.environ.items()
         if k not in SETTINGS | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
     }
-    return {**env, "OMP_NUM_THREADS": "1", **{k: str(v) for k, v in settings.items()}}
+    fixed = {"OMP_NUM_THREADS": "1", "DEVICE": "cpu"}
+    return {**env, **fixed, **{k: str(v) for k, v in settings.items()}}
 
 
 @functools.cache
@@ -209,12 +213,17 @@ def run_trainer(
     *,
     ranks: int = 0,
     script: Path = TRAINER,
+    wrapper: Path | None = None,
     timeout: float = 240,
     **settings: object,
 ) -> Run:
-    """Run the script in `folder` as users do: with python for ranks=0, else with torchrun."""
+    """Run the script in `folder` as users do: with python for ranks=0, else with torchrun.
+
+    wrapper: for ranks=0, a program that prepares its process and then runs the script
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    command = torchrun(script, ranks) if ranks else [sys.executable, str(script)]
+    scripts = [str(wrapper), str(script)] if wrapper else [str(script)]
+    command = torchrun(script, ranks) if ranks else [sys.executable, *scripts]
     with open(folder / "out", "w") as out, open(folder / "err", "w") as err:
         how = {"cwd": folder, "env": clean_environment(**settings), "timeout": timeout}
         done = subprocess.run(command, stdout=out, stderr=err, **how)
@@ -264,8 +273,12 @@ def free_port() -> int:
 
 
 def make_config(trainer: Any = train_gpt, /, **settings: object) -> train_gpt.Config:
-    """Return the Config that a script would read from these settings, given in capitals."""
-    config, _, faults, _ = trainer.read_config([], {k: str(v) for k, v in settings.items()})
+    """Return the Config that a script would read from these settings, given in capitals.
+
+    The device is the CPU even if the machine has a GPU, unless `settings` contain a DEVICE.
+    """
+    values = {"DEVICE": "cpu", **settings}
+    config, _, faults, _ = trainer.read_config([], {k: str(v) for k, v in values.items()})
     assert not faults, faults
     return config
 
@@ -286,8 +299,13 @@ def byte_data(folder: Path, train_tokens: int = 9000, val_tokens: int = 3000) ->
 def make_runtime(
     config: train_gpt.Config, rank: int = 0, world_size: int = 1, trainer: Any = train_gpt
 ) -> train_gpt.Runtime:
-    """Return the Runtime of a rank, without signal handlers and without a process group."""
-    return trainer.Runtime(config, {"RANK": str(rank), "WORLD_SIZE": str(world_size)})
+    """Return the Runtime of a rank, without signal handlers and without a process group.
+
+    All ranks are on one machine and, if `config` asks for a GPU, use the first one: tests simulate
+    several ranks on one device.
+    """
+    launched = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
+    return trainer.Runtime(config, launched)
 
 
 def open_pipeline(
