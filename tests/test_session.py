@@ -184,6 +184,20 @@ def test_a_call_ends_before_a_part_that_would_take_longer(
     assert read_notes(tmp_path) == ["mine on 4", "mine off 4"]
 
 
+def test_a_part_that_does_not_fit_into_the_minutes_is_left_and_a_shorter_one_is_run(
+    words: list, tmp_path: Path
+) -> None:
+    options = session.parse_options([*map(str, words), "--minutes", "1"])
+    options.results = {}
+    done = []
+    parts = [
+        session.Part(f"times: {name}", seconds, lambda name=name: done.append(name) or {"ms": 1.0})
+        for name, seconds in (("first", 90.0), ("long", 90.0), ("short", 30.0))
+    ]
+    assert not session.run_parts(options, parts) and done == ["first", "short"]
+    assert session.run_parts(options, parts) and done == ["first", "short", "long"]
+
+
 def test_a_part_that_hangs_is_ended_with_the_call_and_tried_again_last(
     tmp_path: Path, call: Call, words: list
 ) -> None:
