@@ -295,7 +295,7 @@ DAMAGE = {  # {case: (a change of the file, words of the message)}
     "truncated": (lambda data: data[:3000], "the file ends "),
     "vocabulary": (
         lambda data: data[:1024] + TOKENS_260,
-        "token 260 in the data that ends near ",
+        "token 260, in the 2056 tokens of which ",
     ),
 }
 
