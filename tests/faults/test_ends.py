@@ -179,7 +179,10 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
     run = Live(tmp_path, ranks, edits, **data | {"CHECKPOINT_EVERY": 3, "VAL_LOSS_EVERY": 0})
     assert run.wait_for_exit() == [1] * max(1, ranks), run.err
     subject = f"the loss of rank {rank}" if what == "loss" else "the gradient"
-    remedy = "lower the learning rates, or, if a batch has no target, give each batch one"
+    remedy = (
+        "lower the learning rates, or, if an edit makes batches without targets, leave at least "
+        "one target in each micro-batch"
+    )
     line = f"step 10: {subject} is not finite; {remedy}"
     assert run.error_lines[0] == f"rank 0: {line}" and "Traceback" not in run.err
     [end] = run.events("end")
@@ -295,7 +298,7 @@ DAMAGE = {  # {case: (a change of the file, words of the message)}
     "truncated": (lambda data: data[:3000], "the file ends "),
     "vocabulary": (
         lambda data: data[:1024] + TOKENS_260,
-        "token 260, in the 2056 tokens of which ",
+        "token 260 is not below VOCAB_SIZE=260; it is among ",
     ),
 }
 

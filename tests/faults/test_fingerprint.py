@@ -55,12 +55,12 @@ def test_resume_with_other_data_is_refused(
     assert run.wait_for_exit() == [1] and "Traceback" not in run.err and len(run.error_lines) == 1
     assert run.read("logs/r.jsonl") == reference_run(0).read("logs/r.jsonl")
     if name == ".producing":
-        assert "was complete, but this one is still being made; restore" in run.error_lines[0]
+        assert "was complete, but this one is still being made; use the data" in run.error_lines[0]
         return
     listed_as = {"byte.json": "tokenizer"}.get(name, name)
     was = reference_run(0).load_checkpoint(20)["made_of"].get(listed_as, "missing")
     start = r"rank 0: RESUME=checkpoints/r/step_00000020.pt of \S+ does not match this run: "
-    words = rf"{start}{listed_as}: (.+) in this run, (.+) in the checkpoint; restore that, or .*"
+    words = rf"{start}{listed_as}: (.+) in this run, (.+) in the checkpoint; use the data and .*"
     found = re.fullmatch(words, run.error_lines[0])
     assert found[2] == was != found[1]
 

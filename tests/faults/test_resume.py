@@ -385,7 +385,7 @@ def test_a_bad_checkpoint_gives_one_line(
     line = run_refused(tmp_path / "run", **data | {"RESUME": path})
     assert line.startswith(f"rank 0: RESUME={path} of {os.uname().nodename}")
     assert NOT_LOADED[case] in line
-    remedy = "set another RUN_ID, because this one has a newer checkpoint"
+    remedy = "set a new RUN_ID, because a RUN_ID continues from its newest checkpoint only"
     remedy = "set the path of a checkpoint" if "cannot" in NOT_LOADED[case] else remedy
     made_by = "the log of that run begins with a copy of the script"
     remedy = made_by if case == "weights" else remedy
