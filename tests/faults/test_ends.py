@@ -298,7 +298,7 @@ DAMAGE = {  # {case: (a change of the file, words of the message)}
     "truncated": (lambda data: data[:3000], "the file ends "),
     "vocabulary": (
         lambda data: data[:1024] + TOKENS_260,
-        "token 260 is not below VOCAB_SIZE=260; it is among ",
+        "has the token 260, but VOCAB_SIZE is 260; ",
     ),
 }
 
