@@ -100,6 +100,8 @@ def pretend():
     torch.Tensor.copy_ = lambda t, other, non_blocking=False: torch.ops.aten.copy_.default(t, other)
     sys.modules["torch.optim.adam"]._device_dtype_check_for_fused = lambda *_, **__: None
     F.scaled_dot_product_attention = attend
+    # ATTENTION_BACKEND=fa3 can be estimated where FlashAttention-3 is not installed.
+    torch.nn.attention.activate_flash_attention_impl = lambda name: None
     variables = import_module("torch._dynamo.variables")
     true = variables.ConstantVariable.create(True)
     variables.TensorVariable.method_attr_is_cuda = lambda *_: true

@@ -59,6 +59,11 @@ def test_a_step_does_not_become_slower_and_an_added_operation_costs_bytes(tmp_pa
     assert int(micro_step.replace(",", "")) - int(end[2].replace(",", "")) <= MOST_MB
 
 
+def test_flash_attention_3_need_not_be_installed() -> None:
+    done = estimate(TRAINER, "NUM_LAYERS=1", "ATTENTION_BACKEND=fa3", "--ranks", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_model_that_is_not_one_graph_is_an_error_of_one_line(tmp_path: Path) -> None:
     edited = edited_trainer(tmp_path, f"        torch._dynamo.graph_break()\n{EDITED}")
     done = estimate(edited, "NUM_LAYERS=1")
