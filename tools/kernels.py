@@ -8,6 +8,7 @@ reads and writes. This module uses private names of torch.
 import ast
 import gc
 import itertools
+import math
 import os
 import re
 import sys
@@ -63,13 +64,16 @@ class Kernel(NamedTuple):
     bytes: float
     flops: float = 0.0
     kind: str = "bfloat16"  # dtype of a matrix product; flash, cudnn or fa3; all-reduce
+    length: float = 0.0  # of the sequences or documents (tokens), for attention only
 
 
 @dataclass
 class Step:
     """What a step of a run, or a graph of the model, launches and holds."""
 
-    kernels: list = field(default_factory=list)
+    kernels: list = field(default_factory=list)  # all kernels of rank 0
+    # For each rank that has a different share of the optimizers' work: all of its kernels.
+    by_rank: list = field(default_factory=list)
     graphs: list = field(default_factory=list)  # ids of the model's graphs, in the order they run
     peak: int = 0  # bytes that a micro-step needs, mostly for the backward pass
     held: int = 0  # bytes of weights, gradients, optimizers
@@ -96,6 +100,8 @@ def pretend():
     torch.Tensor.copy_ = lambda t, other, non_blocking=False: torch.ops.aten.copy_.default(t, other)
     sys.modules["torch.optim.adam"]._device_dtype_check_for_fused = lambda *_, **__: None
     F.scaled_dot_product_attention = attend
+    # ATTENTION_BACKEND=fa3 can be estimated where FlashAttention-3 is not installed.
+    torch.nn.attention.activate_flash_attention_impl = lambda name: None
     variables = import_module("torch._dynamo.variables")
     true = variables.ConstantVariable.create(True)
     variables.TensorVariable.method_attr_is_cuda = lambda *_: true
@@ -144,7 +150,9 @@ class Compiler:
     """A backend of torch.compile whose graphs add their kernels to a Recorder instead of
     running."""
 
-    def __init__(self, path, recorder, attention):
+    def __init__(self, path, recorder, attention, in_optimizer=False):
+        """in_optimizer: the compiled function belongs to an optimizer, not to the model."""
+        self.in_optimizer = in_optimizer
         self.path = path
         self.recorder = recorder
         self.attention_backend = attention
@@ -163,6 +171,8 @@ class Compiler:
     def schedule(self, compile_graph, graph, inputs, **options):
         """Schedule a graph for the GPU. Return a function that is called instead of the graph."""
         self.side = "backward" if options.get("is_backward") else "forward"
+        if self.in_optimizer:
+            self.side = "step"
         found = self.found = Step()
         [outputs] = graph.graph.output_node().args
         outputs = [node and node.meta["val"] for node in outputs]
@@ -198,11 +208,14 @@ class Compiler:
 
     def kernel(self, node):
         """Return the Kernel of a scheduled node."""
-        moved = node.get_read_write_buffers_sizes()
         if not node.is_extern():
+            moved = moved_bytes(node)
+            if self.in_optimizer:
+                return Kernel(self.side, self.recorder.part, moved)
             origins = [fx for one in node.get_nodes() for fx in one.node.get_origins()]
             part = self.part(origins)[1] if moved > SMALL_KERNEL_BYTES else "casts, small sums"
             return Kernel(self.side, part, moved)
+        moved = node.get_read_write_buffers_sizes()
         fx = node.node.get_origin_node() or next(iter(node.node.get_origins()))
         name = str(fx.target)
         arguments = [*fx.args, *fx.kwargs.values()]
@@ -218,14 +231,15 @@ class Compiler:
             flops = node.estimate_flops() or 0
         else:
             return Kernel(self.side, f"{name}: FLOPs unknown", moved)
-        part = self.part([fx])[0 if flops else 1]
+        part = self.recorder.part if self.in_optimizer else self.part([fx])[0 if flops else 1]
         return Kernel(self.side, part, moved, flops, dtype_name(fx.meta["val"]))
 
     def attention(self, name, values):
         """Return the Kernel of flash attention. Its backward pass keeps dq in float32, and dk
         and dv of all query heads."""
         q, k = values["query"], values["key"]
-        keys = k.size(-2) if q.ndim == 4 else min(values["max_q"], DOCUMENT)
+        length = k.size(-2) if q.ndim == 4 else min(values["max_q"], DOCUMENT)
+        keys = length
         if values.get("is_causal"):
             keys /= 2  # a query attends to half of the keys, on average
         kind = self.attention_backend
@@ -233,9 +247,9 @@ class Compiler:
             kind = "cudnn" if "cudnn" in name else "flash"
         n, m = 2 * q.numel(), 2 * k.numel()
         if self.side == "forward":
-            return Kernel(self.side, "attention", 2 * n + 2 * m, 4 * q.numel() * keys, kind)
+            return Kernel(self.side, "attention", 2 * n + 2 * m, 4 * q.numel() * keys, kind, length)
         moved = 12 * n + 4 * m + 4 * n * (q.size(1) != k.size(1))
-        return Kernel(self.side, "attention", moved, 10 * q.numel() * keys, kind)
+        return Kernel(self.side, "attention", moved, 10 * q.numel() * keys, kind, length)
 
     def part(self, origins):
         """Return the two names of the function of the script to which most of the operations
@@ -251,6 +265,158 @@ class Compiler:
 
 def dtype_name(value):
     return str(value.dtype).removeprefix("torch.") if torch.is_tensor(value) else "bfloat16"
+
+
+# === The bytes that a kernel moves ===
+# torch's own count (get_read_write_buffer_accesses) takes the whole buffer for a kernel that was
+# fused, even if the kernel reads only a slice of the buffer. So the elements are counted here.
+SECTOR = 32  # bytes that a GPU reads at least, for one element
+LONGEST_PERIOD = 1 << 22  # elements of a buffer that are marked one by one
+
+
+class Region(NamedTuple):
+    """The elements of a buffer that one access reads or writes."""
+
+    numel: int
+    first: int = 0  # position of the first element
+    dims: tuple = ()  # (stride, count) of each dimension, the largest stride first
+    is_regular: bool = True  # if not, only numel is known
+
+
+def moved_bytes(node):
+    """Return how many bytes a scheduled kernel reads and writes, each element of a buffer once."""
+    graph = torch._inductor.virtualized.V.graph
+    accesses = defaultdict(list)
+    for access in (*node.read_writes.reads, *node.read_writes.writes):
+        accesses[access.name].append(access)
+    moved = 0
+    for name, most in node.get_read_write_buffer_accesses(True, True).items():
+        itemsize = graph.get_dtype(name).itemsize
+        regions = make_regions(accesses[name], itemsize)
+        moved += most if regions is None else min(most, itemsize * count_elements(regions))
+    return moved
+
+
+def make_regions(accesses, itemsize):
+    """Return the Region of each access to a buffer. None: an access may be to the whole buffer."""
+    dependencies = torch._inductor.dependencies
+    accesses = [a for a in accesses if not isinstance(a, dependencies.WeakDep)]
+    if not all(isinstance(access, dependencies.MemoryDep) for access in accesses):
+        return None
+    # torch.cat masks the reads of its inputs. An input that begins at position 32 is read at
+    # Identity(d3 - 32), and ends where the next input begins.
+    starts = defaultdict(set)
+    for access in accesses:
+        for variable, start in masked_variables(access.index).items():
+            starts[variable, access.size].add(start)
+    return [make_region(access, starts, itemsize) for access in accesses]
+
+
+def masked_variables(index):
+    """Return {variable: start} for each Identity(variable - start) of an index."""
+    found = {}
+    for identity in index.atoms(torch.utils._sympy.functions.Identity):
+        [argument] = identity.args
+        for variable in argument.free_symbols:
+            start = variable - argument
+            if start.is_Integer:
+                found[variable] = int(start)
+    return found
+
+
+def make_region(access, starts, itemsize):
+    """Return the Region of a MemoryDep.
+
+    starts: {(masked variable, sizes): all positions at which an input of a torch.cat begins}
+    """
+    index = access.index.replace(torch.utils._sympy.functions.Identity, lambda x: x).expand()
+    masked = masked_variables(access.index)
+    first = 0
+    dims = []
+    total = 1
+    for variable, size in zip(access.var_names, access.size, strict=True):
+        begin, end = 0, int(size)
+        if variable in masked:
+            begin = masked[variable]
+            end = min([start for start in starts[variable, access.size] if start > begin] + [end])
+        stride, count = index.coeff(variable), end - begin
+        total *= count
+        index -= stride * variable
+        if not stride.is_Integer:  # variables that are multiplied with each other
+            return Region(total, is_regular=False)
+        if stride != 0 and count > 1:
+            first += int(stride) * (begin if stride > 0 else end - 1)
+            dims.append((abs(int(stride)), count))
+        else:
+            first += int(stride) * begin
+    index = index.expand()
+    dims = merge_dims(dims)
+    if index.is_Integer:
+        return Region(math.prod(count for _, count in dims), first + int(index), dims)
+    gathered = math.prod(int(size) for size in access.size)
+    if not index.free_symbols & {*access.var_names}:  # a gather, at positions from a tensor
+        stride, run = dims[-1] if dims else (0, 1)
+        if stride != 1:
+            run = 1
+        gathered = gathered // run * max(run, SECTOR // itemsize)
+    return Region(gathered, is_regular=False)  # or an index with a division
+
+
+def merge_dims(dims):
+    """Return the dimensions sorted by stride, those that continue each other as one."""
+    merged = []
+    for stride, count in sorted(dims, reverse=True):
+        if merged and merged[-1][0] == stride * count:
+            merged[-1] = (stride, merged[-1][1] * count)
+        else:
+            merged.append((stride, count))
+    return tuple(merged)
+
+
+def count_elements(regions):
+    """Return the number of different elements in the regions of a buffer. If the overlap of regions
+    is not known, this is an upper bound."""
+    irregular = sum(region.numel for region in regions if not region.is_regular)
+    regular = {(region.first, region.dims) for region in regions if region.is_regular}
+    counts = [sum(math.prod(count for _, count in dims) for _, dims in regular)]
+    # Regions that overlap repeat with the same period, such as the length of a row. Try each
+    # stride, and the whole buffer.
+    periods = {stride for _, dims in regular for stride, _ in dims}
+    for first, dims in regular:
+        periods.add(first + 1 + sum(stride * (count - 1) for stride, count in dims))
+    for period in periods:
+        if period <= LONGEST_PERIOD:
+            counts.append(count_periodic(regular, period))
+    return irregular + min(count for count in counts if count is not None)
+
+
+def count_periodic(regions, period):
+    """Return the number of different elements in the regions, each of which has the same positions
+    in each period. None: a region is not like that."""
+    marks = {}  # {position of the periods: for each position in a period, whether it is accessed}
+    for first, dims in regions:
+        outer = []
+        positions = np.array([first % period])
+        for stride, count in dims:
+            if stride >= period:
+                if stride % period:
+                    return None
+                outer.append((stride, count))
+                continue
+            inside = min(count, period // stride)
+            if count > inside:
+                if period % stride or count % inside:
+                    return None
+                outer.append((period, count // inside))
+            positions = np.add.outer(positions, stride * np.arange(inside)).ravel()
+        if positions.max() >= period:
+            return None
+        key = first // period, merge_dims(outer)
+        marks.setdefault(key, np.zeros(period, dtype=bool))[positions] = True
+    return sum(
+        int(marked.sum()) * math.prod(count for _, count in outer)
+        for (_, outer), marked in marks.items()
+    )
 
 
 # === The rest of a step, outside the compiled model ===
@@ -318,42 +484,86 @@ def make_data(script, config, folder):
     return script.Data(script.Shards(config, "train"), script.Shards(config, "val"), None, "")
 
 
-def make_run(script, config, ranks, folder):
-    """Return a Trainer without memory, and the Recorder of its steps."""
-    recorder = Recorder()
-    with mock.patch.object(torch.cuda, "is_available", lambda: True), recorder:
-        runtime = script.Runtime(config, {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"})
+def make_trainer(script, config, ranks, rank, data):
+    """Return the Trainer of a rank, without memory. Call it inside a Recorder."""
+    with mock.patch.object(torch.cuda, "is_available", lambda: True):
+        environment = {"WORLD_SIZE": str(ranks), "RANK": "0", "LOCAL_RANK": "0"}
+        runtime = script.Runtime(config, environment)
+        runtime.rank = rank  # a Runtime with another RANK would wait for rank 0
         runtime.device, runtime.compiles = torch.device("meta"), False
-        runtime.all_reduce = recorder.all_reduce
-        data = make_data(script, config, folder)
         run = script.Trainer(config, runtime, script.RunLog("roofline"), data)
     runtime.cuda = False  # from here on, the Trainer waits for no GPU
+    return run
+
+
+def make_run(script, config, ranks, folder):
+    """Return the Trainer of rank 0, without memory, the optimizers of all ranks whose work differs,
+    and the Recorder of their steps."""
+    recorder = Recorder()
+    data = make_data(script, config, folder)
+    runs = {}  # {shapes of the matrices that a rank orthogonalizes: Trainer of the first such rank}
+    with recorder:
+        for rank in range(ranks):
+            run = make_trainer(script, config, ranks, rank, data)
+            run.runtime.all_reduce = recorder.all_reduce
+            runs.setdefault(orthogonalized_shapes(run), run)
     torch._inductor.config.max_autotune = False  # autotuning would run kernels
-    compiler = Compiler(script.__file__, recorder, config.attention_backend)
-    run.model.compile(backend=compiler, dynamic=False, fullgraph=True)
-    return run, recorder
+    torch._dynamo.config.recompile_limit = 1 << 16  # ranks have matrices of different shapes
+    compile_with = partial(Compiler, script.__file__, recorder, config.attention_backend)
+    for run in runs.values():
+        for optimizer in run.optimizers:
+            if hasattr(optimizer, "newton_schulz"):
+                optimizer.newton_schulz = torch.compile(
+                    optimizer.newton_schulz,
+                    backend=compile_with(in_optimizer=True),
+                    dynamic=False,
+                    fullgraph=True,
+                )
+    run = next(iter(runs.values()))
+    run.model.compile(backend=compile_with(), dynamic=False, fullgraph=True)
+    return run, [other.parts for other in runs.values()], recorder
 
 
-def record_steps(run, recorder, plan):
+def orthogonalized_shapes(run):
+    """Return the shapes of the matrices that the rank of a Trainer orthogonalizes, in order."""
+    return tuple(
+        tuple(p.shape)
+        for optimizer in run.optimizers
+        for p in getattr(optimizer, "matrices", ())
+        if p in getattr(optimizer, "own_matrices", ())
+    )
+
+
+def record_step(run, recorder, batches, share, parts):
+    """Return the Step that a run makes when this share of it is done, with these parts of the
+    Trainer."""
+    run.clock.total_ms = share * 1e3 * max(0.0, run.config.max_wallclock_seconds)
+    run.clock.since = 0.0  # the clock runs
+    run.set_position(int(share * run.config.iterations), 0)
+    run.parts = parts
+    recorder.part = "gradients"
+    step = recorder.step = Step(begins=float(share))
+    with recorder:
+        run.train_step(batches)
+    return step
+
+
+def record_steps(run, parts_by_rank, recorder, plan):
     """Return the first Step of a run, and each later one whose graphs differ from those of the Step
     before."""
     x = torch.empty(plan.batch_rows, plan.seq_len, dtype=torch.int64, device="meta")
     batches = itertools.repeat(SimpleNamespace(x=x, y=x, summary=0))
     steps = []
-    # The first step is made twice: optimizers allocate their state when it is made for the first
-    # time.
-    for share in (0.0, *np.arange(MOMENTS) / MOMENTS):
-        run.clock.total_ms = share * 1e3 * max(0.0, run.config.max_wallclock_seconds)
-        run.clock.since = 0.0  # the clock runs
-        run.set_position(int(share * run.config.iterations), 0)
-        recorder.part = "gradients"
-        step = recorder.step = Step(begins=float(share))
-        with recorder:
-            run.train_step(batches)
-        if not share:
-            steps = [step]
-        elif step.graphs != steps[-1].graphs:
+    for rank in range(len(parts_by_rank)):  # optimizers allocate their state in their first step
+        record_step(run, recorder, batches, 0.0, parts_by_rank[rank])
+    for share in np.arange(MOMENTS) / MOMENTS:
+        step = record_step(run, recorder, batches, share, parts_by_rank[0])
+        if not steps or step.graphs != steps[-1].graphs:
+            others = [record_step(run, recorder, batches, share, p) for p in parts_by_rank[1:]]
+            step.by_rank = [step.kernels, *(other.kernels for other in others)]
             steps.append(step)
+    run.parts = parts_by_rank[0]
+    del parts_by_rank[1:]  # what one device holds is counted below
     run.scorer = run.validation  # frees tensors that only the final score needs
     gc.collect()
     tensors = [t for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)]
@@ -386,8 +596,9 @@ def record(path, settings, ranks):
     try:
         with tempfile.TemporaryDirectory() as folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-            run, recorder = make_run(script, config, ranks, folder)
-            return record_steps(run, recorder, script.BatchPlan.train(config, 0, ranks))
+            run, parts_by_rank, recorder = make_run(script, config, ranks, folder)
+            plan = script.BatchPlan.train(config, 0, ranks)
+            return record_steps(run, parts_by_rank, recorder, plan)
     except script.RunError as error:
         raise ToolError(f"{path}: {error}") from error
     except torch._dynamo.exc.TorchDynamoException as error:

@@ -17,6 +17,7 @@ import argparse
 import math
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,11 +31,12 @@ from kernels import record
 # products in bfloat16 FLOP/s, memory in GB, bandwidth between GPUs in bytes/s. The other rows are
 # the reached shares: `streamed` of the memory bandwidth by element-wise kernels; `bfloat16` of the
 # FLOP/s by cuBLAS at 512 channels (openai/parameter-golf PR 670), `float32` the same with TF32; the
-# rest of the FLOP/s by attention with heads of 64 channels and sequences of 1,024 tokens. Those of
-# attention are from the FlashAttention-3 paper (229, 288, 265 TFLOP/s; backward with fa3 363); the
-# backward shares of flash and cudnn are from published step times. The shares of a100 and rtx4090
-# are fitted to one published step each (684 and about 940 ms for the challenge's script on one
-# GPU). The shares of b200 are those of an H100, which is a guess.
+# rest of the FLOP/s by attention with heads of 64 channels and sequences of 1,024 tokens;
+# attention_speedup is the factor for other lengths. The shares of attention are from the
+# FlashAttention-3 paper (229, 288, 265 TFLOP/s; backward with fa3 363); the backward shares of
+# flash and cudnn are from published step times. The shares of a100 and rtx4090 are fitted to one
+# published step each (684 and about 940 ms for the challenge's script on one GPU). The shares of
+# b200 are those of an H100, which is a guess.
 RATES = """
 rate               h100     h200     b200     a100  rtx4090
 memory          3.35e12  4.80e12  8.00e12  2.04e12  1.01e12
@@ -52,10 +54,38 @@ fa3_forward       0.268    0.268    0.268    0.330    0.550
 fa3_backward      0.367    0.367    0.367    0.330    0.550
 """
 DEVICES = pandas.read_csv(StringIO(RATES), sep=r"\s+", index_col="rate")
+# The rate of attention rises with the length T of the sequences, because a longer sequence has more
+# work for each block of queries. It is taken to be proportional to T / (T + HALF_SPEED_LENGTH).
+# HALF_SPEED_LENGTH was fitted to these step times, which are published logs of scripts with flash
+# attention on H100s. So their agreement does not test the fit. The columns "constant" and "fit" are
+# estimates with a constant rate and with this formula:
+#
+#   GPUs  T (tokens)  tokens of a step  published (ms)  constant (ms)  fit (ms)  fit / published
+#      8       1,024           524,288            43.5           36.0      36.0             0.83
+#      8       2,048           524,288            51.9           46.8      43.4             0.84
+#      1       1,024           524,288         326-333            278       278             0.84
+#      1       8,192           393,216             594            666       522             0.88
+#      1      16,384           393,216             955          1,186       878             0.92
+#      1      32,768           524,288           2,219          2,966     2,117             0.95
+#
+# Two published times do not agree with the formula, and it is not known why. The difference is
+# larger with the formula than with a constant rate:
+#
+#      8       4,096           393,216            71.5           51.9      44.2             0.62
+#      1       4,096           393,216             525            406       344             0.66
+RATED_LENGTH = 1024  # tokens of a sequence, at which the rates of attention were measured
+HALF_SPEED_LENGTH = 473  # tokens of a sequence at which attention has half of its highest rate
 LAUNCH = 2e-6  # seconds to launch a kernel
 RESERVED = 3e9  # bytes of device memory that CUDA, NCCL and gaps between tensors take
 RUN = 600  # seconds of a run
 COLUMNS = ["kernels", "GB", "TFLOP", "ms"]
+
+
+def attention_speedup(length):
+    """Return the rate of attention in sequences of `length` tokens, divided by the rate at
+    RATED_LENGTH."""
+    rated = RATED_LENGTH / (RATED_LENGTH + HALF_SPEED_LENGTH)
+    return length / (length + HALF_SPEED_LENGTH) / rated
 
 
 def estimate_seconds(kernel, rates, ranks):
@@ -65,8 +95,19 @@ def estimate_seconds(kernel, rates, ranks):
             return 0.0
         return 2 * (1 - 1 / ranks) * kernel.bytes / rates["link"] + LAUNCH
     share = rates.get(f"{kernel.kind}_{kernel.side}", rates.get(kernel.kind, rates["float32"]))
+    if kernel.length:
+        share *= attention_speedup(kernel.length)
     moved = kernel.bytes / (rates["memory"] * rates["streamed"])
     return max(moved, kernel.flops / (rates["products"] * share)) + LAUNCH
+
+
+def slowest_rank(step, rates, ranks):
+    """Return the kernels of the rank that takes the longest: all ranks wait for it."""
+
+    def total_seconds(kernels):
+        return sum(estimate_seconds(kernel, rates, ranks) for kernel in kernels)
+
+    return max(step.by_rank or [step.kernels], key=total_seconds)
 
 
 def make_table(step, rates, ranks):
@@ -115,8 +156,8 @@ class Run:
 
     def __init__(self, script, steps, rates, ranks):
         self.name = " ".join(script)
-        self.steps = steps
-        self.tables = [make_table(step, rates, ranks) for step in steps]
+        self.steps = [replace(step, kernels=slowest_rank(step, rates, ranks)) for step in steps]
+        self.tables = [make_table(step, rates, ranks) for step in self.steps]
         ends = [*(step.begins for step in steps[1:]), 1.0]
         self.count = 0.0  # steps in RUN seconds
         for step, table, end in zip(steps, self.tables, ends, strict=True):

@@ -130,7 +130,7 @@ def test_training_uses_the_fused_mlp_and_scores_do_not(
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     processors = SimpleNamespace(multi_processor_count=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: processors)
-    config = interpreted.Config(model_dim=16, leaky_slope=0.5, fused_mlp=True)
+    config = interpreted.Config(model_dim=16, leaky_slope=0.5, fused_mlp="1")
     mlp = interpreted.MLP(config)
     torch.nn.init.normal_(mlp.proj.weight)
     x = torch.randn(2, 40, 16, requires_grad=True)
@@ -144,6 +144,34 @@ def test_training_uses_the_fused_mlp_and_scores_do_not(
         results.append((output, *found))
         assert len(modules) == (0 if mode else 1)
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "width", "auto", "fault"),
+    [
+        (0, 16, False, ""),
+        (9, 16, True, ""),
+        (8, 16, False, "needs an H100 or H200; set FUSED_MLP=auto"),
+        (9, 20, False, "needs a MODEL_DIM that is a multiple of 8, not 20"),
+    ],
+)
+def test_fused_mlp_auto_is_on_where_the_kernel_works(
+    capability: int, width: int, auto: bool, fault: str, script: Run, request: Any
+) -> None:
+    """FUSED_MLP=1 is an error on a GPU on which the kernel does not work; auto is not. A capability
+    of 0 means that there is no GPU."""
+    module = script("fused_mlp")
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setattr(module, "triton", module)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(capability > 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (capability, 0))
+    for value, on, faults in ("0", False, {}), ("auto", auto, {}), ("1", True, {fault} - {""}):
+        config = module.Config(model_dim=width, fused_mlp=value)
+        assert module.MLP(config).fused is on
+        found = module.find_wrong_device_settings(config, {})
+        assert {text for setting, text in found if setting == "FUSED_MLP"} == set(faults)
+    assert not module.uses_fused_mlp(module.Config(device="cpu", fused_mlp="auto"))
 
 
 @pytest.mark.parametrize("forward", [True, False])
