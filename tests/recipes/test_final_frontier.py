@@ -489,7 +489,7 @@ def test_documents_are_learned_in_one_graph(make_run: Run, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["document_ttt", "global_sgd"])
 def test_the_time_of_the_score_is_estimated_before_it_begins(make_run: Run, name: str) -> None:
-    """A score that would take longer than the challenge allows is a warning that says what to do."""
+    """A score that would take longer than the challenge allows gives a warning with a remedy."""
     run = make_run((name,), **LORA | {"VAL_TOKENS": 600})
     scorer, size = run.scorer, run.config.lora_chunk
     documents, batches = scorer.find_batches()
