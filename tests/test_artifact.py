@@ -141,6 +141,49 @@ def test_size_dtype_and_name_decide_how_a_tensor_is_stored() -> None:
             assert torch.equal(t, state[name]), name
 
 
+def test_a_tensor_that_is_not_stored_takes_no_bytes_and_makes_a_score_that_uses_it_nan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A head that only training uses is left out by one line of `storage`."""
+    state = random_state()
+    config = make_config(**SHAPE)
+    complete, stored = tg.pack(state, config), tg.storage
+    name = "lm_head.weight" if "lm_head.weight" in state else "blocks.0.mlp.fc.weight"
+    monkeypatch.setattr(
+        tg, "storage", lambda n, t, c: "not stored" if n == name else stored(n, t, c)
+    )
+    data, tensor_bytes, _ = tg.pack(state, config)
+    assert len(data) < len(complete[0]) and tensor_bytes < complete[1]
+    back = tg.unpack(data, state)
+    assert list(back) == list(state) and back[name].isnan().all()
+    for other, t in tg.unpack(complete[0], state).items():
+        assert other == name or torch.equal(back[other], t)
+
+
+def test_a_new_way_to_store_a_tensor_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here, one bit for each number. The script restores the tensor and counts its bytes."""
+
+    def quantize_to_signs(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        bits = np.packbits(t.numpy() > 0, axis=-1)
+        return torch.from_numpy(bits), t.abs().mean(dim=-1)
+
+    def restore(bits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        signs = np.unpackbits(bits.numpy(), axis=-1).astype(np.float32) * 2 - 1
+        return torch.from_numpy(signs) * scale[:, None]
+
+    state = {"a": torch.rand(300, 400) - 0.5, "b": torch.rand(300, 400) - 0.5}
+    monkeypatch.setitem(tg.QUANTIZERS, "signs", (quantize_to_signs, restore))
+    monkeypatch.setattr(tg, "storage", lambda name, t, config: {"a": "signs", "b": "int8"}[name])
+    data, tensor_bytes, _ = tg.pack(state, make_config(**SHAPE))
+    assert tensor_bytes == (300 * 400 // 8 + 4 * 300) + (300 * 400 + 2 * 300)
+    back = tg.unpack(data, state)
+    assert torch.equal(back["a"].sign(), state["a"].sign())
+    assert torch.allclose(
+        back["a"].abs(), state["a"].abs().mean(dim=1, keepdim=True).expand(-1, 400)
+    )
+    assert (back["b"] - state["b"]).abs().max() < 0.005
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_file_of_the_challenges_own_script_loads(dtype: str, complete: bool) -> None:

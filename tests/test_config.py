@@ -4,6 +4,7 @@ They keep their published names and defaults, and --help and --print-config show
 are listed in one message, each with name, value and remedy, before a device or a log is used.
 """
 
+import hashlib
 import inspect
 import json
 import os
@@ -190,7 +191,8 @@ def test_missing_packages_are_one_line_with_the_command_that_installs_them() -> 
 def test_the_remedy_for_missing_data_names_an_existing_script(main: Call) -> None:
     code, _, err = main(DATA_PTH="elsewhere")
     folder, tokenizer, near = listed_faults(err)
-    assert code == 2 and " is not a folder; python3 data/" in folder
+    remedy = "get data/datasets/fineweb10B_sp1024 with `python3 data/cached_challenge_fineweb.py "
+    assert code == 2 and f" is not a folder; {remedy}" in folder
     [script] = re.findall(r"\w+\.py", folder)
     assert (ROOT / "data" / script).exists() and tokenizer.startswith("TOKENIZER_PATH=")
     assert (
@@ -199,6 +201,42 @@ def test_the_remedy_for_missing_data_names_an_existing_script(main: Call) -> Non
     )
     code, out, err = main("--print-config", DATA_PTH="elsewhere")
     assert (code, err) == (0, f"WARNING: {near}\n") and json.loads(out)
+
+
+def test_without_data_the_data_sets_that_are_here_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("data/datasets/quickstart_sp1024")
+    byte_data(folder)
+    for path in ("nowhere", "."):
+        faults = find_faults({"DATA_PATH": path})
+        hint = f"set DATA_PATH={folder}, or get data/datasets/fineweb10B_sp1024 with `python3 "
+        assert any(hint in fault for fault in faults), faults
+
+
+def test_the_tokenizer_that_the_data_set_names_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is used only if TOKENIZER_PATH is not given, and if it exists."""
+    monkeypatch.chdir(tmp_path)
+    folder, file = Path("data/datasets/own"), Path("data/tokenizers/own.json")
+    settings = {"DATA_PATH": str(folder)}
+
+    def chosen(**more: str) -> str:
+        return train_gpt.read_config([], settings | more)[0].tokenizer_path
+
+    byte_data(folder)
+    assert chosen() == train_gpt.Config.tokenizer_path
+    digest = hashlib.sha256((folder / "byte.json").read_bytes()).hexdigest()
+    (folder / "tokenizer.sha256").write_text(f"{digest}  ../../tokenizers/own.json\n")
+    assert chosen() == train_gpt.Config.tokenizer_path
+    file.parent.mkdir()
+    (folder / "byte.json").rename(file)
+    assert chosen() == str(file)
+    assert chosen(TOKENIZER_PATH="other.model") == "other.model"
+    sizes = {name: str(SMALL_MODEL[name]) for name in ("TRAIN_SEQ_LEN", "TRAIN_BATCH_TOKENS")}
+    assert find_faults(settings | {"VOCAB_SIZE": "260"} | sizes) == []
 
 
 def test_an_unusable_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +320,8 @@ def test_a_missing_compiler_gives_one_line_and_leaves_no_log(tmp_path: Path) -> 
     run = run_script(ROOT / "train_gpt.py", tmp_path, **settings)
     [line] = run.err.splitlines()
     assert run.code == 1 and line.startswith("train_gpt.py: rank 0: torch.compile fails: ")
-    assert line.endswith("; install gcc and g++, or set TORCH_COMPILE=0")
+    assert "; install gcc and g++, set TMPDIR to a folder whose programs may be executed" in line
+    assert line.endswith(", or set TORCH_COMPILE=0")
     assert not (tmp_path / "logs").exists()
 
 

@@ -101,6 +101,28 @@ def test_a_producer_that_hangs_ends_the_run_and_its_state_is_shown(tmp_path: Pat
     assert run.status == ("failed", 1)
 
 
+def test_scans_open_each_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = Producer(tmp_path / "data")
+    producer.deliver(0)
+    shards = tg.Shards(make_config(**producer.settings), "train")
+    opened: list[str] = []
+    real_open = os.open
+
+    def record(path: Path, *arguments: int) -> int:
+        opened.append(Path(path).name)
+        return real_open(path, *arguments)
+
+    monkeypatch.setattr(os, "open", record)
+    for number in (1, 2):
+        producer.deliver(number)
+        for _ in range(3):
+            shards.scan()
+    assert [name for name in opened if name.startswith("fineweb_")] == [
+        f"fineweb_train_{number:06d}.bin" for number in (1, 2)
+    ]
+    assert len(shards.shards) == 3
+
+
 @pytest.mark.parametrize("ranks", [0, 2])
 @pytest.mark.parametrize("steps", [0, 3])
 def test_a_signal_is_received_during_a_wait_for_shards(

@@ -154,6 +154,16 @@ def test_replicas_are_equal_to_the_bit_though_kernels_are_not(data: dict, tmp_pa
     Live(tmp_path, 4, edits, **data | {"ITERATIONS": 30}).finish()
 
 
+def test_a_slow_validation_is_announced(data: dict, tmp_path: Path) -> None:
+    """A line says what is computed if a score takes more than three seconds."""
+    line = "                self.score(model, batch, sums)\n"
+    slow = {line: f"{line}                time.sleep(0.5 if done < 8 else 0)\n"}
+    run = Live(tmp_path, 0, slow, **data | {"VAL_BATCH_SIZE": 64, "ITERATIONS": 1}).finish()
+    tokens = run.events("run")[0]["val_tokens"]
+    words = f"waiting: for the score of {tokens} validation tokens"
+    assert run.out.count(words) == len(run.events("validation") + run.events("score"))
+
+
 def test_partial_validation_is_marked_everywhere(data: dict, tmp_path: Path) -> None:
     settings = {"ITERATIONS": 2, "VAL_TOKENS": 1000, "VAL_PROGRESS_LOG_EVERY": 2}
     run = Live(tmp_path, **{**data, **settings, "VAL_BATCH_SIZE": 256}).finish()

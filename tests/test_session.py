@@ -54,7 +54,7 @@ GPU = {"devices": ["NVIDIA H200"], "used_gb": [30.0], "capability": 9, "torch": 
 CPU = {"devices": [], "used_gb": [], "capability": None, "torch": "2", "cuda": None}
 
 
-hash_weights = session.hash_weights
+hash_weights, check_settings = session.hash_weights, session.CHECK_SETTINGS
 
 
 def set_facts(monkeypatch: pytest.MonkeyPatch, facts: dict) -> None:
@@ -67,6 +67,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, corpus: Corpus, tmp_path: Path) ->
     for name, value in clean_environment(**corpus.env, NOTES=tmp_path / "notes").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(session, "hash_weights", Path.read_text)
+    monkeypatch.setattr(session, "CHECK_SETTINGS", "print([])")
     set_facts(monkeypatch, CPU)
 
 
@@ -257,6 +258,19 @@ def test_a_dry_run_lists_the_parts_and_everything_that_is_missing(
     code, _, err = call(session.main, *words)
     assert code == 1 and "error: torch sees no GPU; use a machine with a GPU" in err
     assert not (tmp_path / "notes").exists()
+
+
+def test_data_that_do_not_fit_the_settings_are_found_before_the_first_part(
+    tmp_path: Path, call: Call, words: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The words are those of the trainer."""
+    monkeypatch.setattr(session, "CHECK_SETTINGS", check_settings)
+    monkeypatch.setenv("VOCAB_SIZE", "1000")
+    monkeypatch.setenv("VAL_TOKENS", "5")
+    code, out, err = call(session.main, *words, "--dry-run")
+    assert code == 1 and "repeats: " in out
+    assert re.search(r"error: VOCAB_SIZE=1000 does not fit \S+, which has \d+ tokens; set ", err)
+    assert "error: VAL_TOKENS=5 must be 0 (all tokens) or greater than TRAIN_SEQ_LEN" in err
 
 
 def test_missing_packages_are_reported_by_one_line_each(tmp_path: Path) -> None:

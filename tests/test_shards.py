@@ -4,6 +4,7 @@ The shards of a split, in the order of their numbers, are one endless stream of 
 or corrupt shard is refused before anything starts, with one line that has its path.
 """
 
+import gzip
 import json
 import os
 import struct
@@ -79,6 +80,38 @@ def test_a_shard_that_is_not_a_regular_file_gives_one_line(tmp_path: Path) -> No
     for name, content in (("tokenizer.sha256", b""), ("tokenizer.sha256", b"\xff\xfe \x00")):
         (tmp_path / name).write_bytes(content)
         assert f"{tmp_path / name} must be one line as sha256sum prints it" in find_faults(tmp_path)
+
+
+FOREIGN = {
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:0": "a Git LFS pointer; run `git lfs",
+    b"<!DOCTYPE html><html>": "an HTML page; download the file itself",
+    b"a.bin".ljust(257, b"\0") + b"ustar\x0000": "a tar archive; unpack it",
+    gzip.compress(b"tokens"): "a file that gzip has packed; unpack it",
+    b"PK\x03\x04\x14": "a zip archive; unpack it",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_a_known_kind_of_file_in_the_place_of_another_is_named(
+    tmp_path: Path, content: bytes
+) -> None:
+    byte_data(tmp_path)
+    paths = [tmp_path / name for name in ("fineweb_val_000000.bin", "byte.json")]
+    for path in paths:
+        path.write_bytes(content)
+    for path in paths:
+        assert f"{path} is {FOREIGN[content]}" in find_faults(tmp_path)
+
+
+def test_a_shard_that_is_refused_is_closed(tmp_path: Path) -> None:
+    """While a set grows, a shard that is not complete yet is opened again by every scan."""
+    byte_data(tmp_path)
+    (tmp_path / "fineweb_val_000000.bin").write_bytes(b"short")
+    count = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(train_gpt.RunError, match="truncated or corrupt"):
+            train_gpt.open_shard(tmp_path / "fineweb_val_000000.bin")
+    assert len(os.listdir("/proc/self/fd")) == count
 
 
 def test_a_start_opens_each_shard_once_and_reads_its_ends(

@@ -72,6 +72,22 @@ def test_a_signal_on_any_rank_ends_all_ranks_at_the_same_step(
     assert_same_result(again, reference_run(ranks))
 
 
+def test_ranks_end_when_torchrun_was_killed(tmp_path: Path, data: dict) -> None:
+    """They end as after SIGTERM: at the same step, with a checkpoint."""
+    edits = edit_each_step("time.sleep(0.05)")
+    run = Live(tmp_path, 2, edits, restarts=0, **data | {"ITERATIONS": 1000, "RUN_ID": "r"})
+    run.wait_for_line("step:5/")
+    run.launcher.kill()
+    deadline = time.monotonic() + 60
+    while not run.events("end"):
+        assert time.monotonic() < deadline, run.out[-800:]
+        time.sleep(0.1)
+    saved = run.checkpoint_steps()[-1]
+    assert run.status == ("interrupted", 128 + signal.SIGTERM)
+    assert f"interrupted after step {saved}; to resume: " in run.events("end")[-1]["error"]
+    assert " ends, because torchrun was killed" in run.err  # it may reach only one rank in time
+
+
 def test_a_signal_that_is_read_late_ends_all_ranks_at_the_same_step(
     tmp_path: Path, data: dict, reference_run: ReferenceRun
 ) -> None:
@@ -271,6 +287,15 @@ def test_an_exit_keeps_its_code(tmp_path: Path, data: dict, argument: str, code:
     run = Live(tmp_path, 0, edit_at_step(5, f"sys.exit({argument})"), **data)
     assert run.wait_for_exit() == [code] and run.checkpoint_steps() == [4]
     assert run.err == ("a reason\n" if argument == "'a reason'" else "")
+
+
+def test_a_score_that_uses_a_tensor_that_is_not_stored_is_an_error(
+    tmp_path: Path, data: dict
+) -> None:
+    line = "    if not t.is_floating_point():\n"
+    edits = {line: f'    if name == "blocks.0.mlp.fc.weight":\n        return "not stored"\n{line}'}
+    run = Live(tmp_path, 0, edits, **data)
+    assert_failed(run, "the score is nan", "(blocks.0.mlp.fc.weight is not stored in the artifact")
 
 
 def test_a_killed_rank_ends_the_other_ranks(tmp_path: Path, data: dict) -> None:

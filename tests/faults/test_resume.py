@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.live import Live, assert_same_result
+from faults.live import Live, assert_same_result, edit_each_step
 from running import Command
 
 ReferenceRun = Callable[[int], Live]
@@ -153,9 +153,41 @@ def test_state_that_would_not_be_saved_is_an_error(tmp_path: Path, data: dict, c
     """It is found by its type, before the first step. RESUME would start without this state."""
     run = Live(tmp_path, 0, {LINE: f"        {code}\n{LINE}"}, **data)
     assert run.wait_for_exit() == [1] and not run.events("step")
-    what = "would not be saved in checkpoints; add it to Trainer.parts or to Trainer.state_dict"
-    place = f"Trainer.{FORGOTTEN[code]} {what}"
-    assert run.error_lines == [f"rank 0: {place}"]
+    place = f"rank 0: Trainer.{FORGOTTEN[code]} would not be saved in checkpoints; "
+    [line] = run.error_lines
+    assert line.startswith(place) and "add it to Trainer.parts or to Trainer.state_dict" in line
+
+
+def test_state_that_the_first_steps_create_is_found_after_the_warm_up(
+    tmp_path: Path, data: dict
+) -> None:
+    """The warm-up would change it, and RESUME would start without it."""
+    edits = {LINE: f"        self.average = None\n{LINE}"}
+    edits |= edit_each_step("self.average = (self.average or 0) + torch.ones(1)")
+    run = Live(tmp_path, 0, edits, **data | {"WARMUP_STEPS": 2})
+    assert run.wait_for_exit() == [1] and not run.events("step")
+    [line] = run.error_lines
+    assert line.startswith("rank 0: Trainer.average would not be saved in checkpoints; create it ")
+
+
+def test_an_optimizer_that_a_subclass_adds_follows_the_schedule(tmp_path: Path, data: dict) -> None:
+    """It comes after Trainer.__init__, and its rate may change when the run is resumed."""
+    line = "        run = Trainer(config, runtime, log, data)\n"
+    code = """
+        class Own(Trainer):
+            def __init__(self, *arguments):
+                super().__init__(*arguments)
+                self.parts["sgd"] = torch.optim.SGD([self.model.skip_weights], lr=0.25)
+
+        run = Own(config, runtime, log, data)
+"""
+    before = Live(tmp_path / "run", 0, {line: code}, **data | {"ITERATIONS": 4}).finish()
+    [group] = before.load_checkpoint(4)["parts"]["sgd"]["param_groups"]
+    assert group["base_lr"] == 0.25 and 0 < group["lr"] < 0.25
+    changed = {"edits": {line: code.replace("lr=0.25", "lr=0.5")}, "ITERATIONS": 8}
+    run = resume_copy(before, tmp_path / "again", 4, **data | changed)
+    [group] = run.load_checkpoint(8)["parts"]["sgd"]["param_groups"]
+    assert group["base_lr"] == 0.5
 
 
 @pytest.mark.parametrize("more", [0, 1])
@@ -323,7 +355,7 @@ def test_a_run_id_that_has_files_is_refused(
             shutil.rmtree(folder / gone)
         run = Live(folder, **data)
         assert run.wait_for_exit() == [2]
-        words = "RUN_ID=r is taken: logs/r.txt or its checkpoints exist; set another RUN_ID"
+        words = "RUN_ID=r already has a log or checkpoints (logs/r.txt); set another RUN_ID"
         assert words in run.err and run.checkpoint_steps() == [4, 8, 12, 16, 20]
 
 

@@ -41,7 +41,7 @@ def test_work_of_one_rank_may_take_longer_than_a_collective_of_training(
     data: dict, tmp_path: Path, where: str
 ) -> None:
     lines = {
-        "pack": "        data, payload, raw = pack(state, run.config)\n",
+        "pack": "        data, tensor_bytes, raw_bytes = pack(state, run.config)\n",
         "save": '        write_atomic(path, data, "step.tmp")\n    except',
     }
     indent = " " * 8

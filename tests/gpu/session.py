@@ -107,6 +107,13 @@ print(json.dumps({
 """
 
 
+CHECK_SETTINGS = """
+import json, os, train_gpt
+config, _, faults, _ = train_gpt.read_config(["DEVICE=cpu", "RUN_ID="], os.environ)
+print(json.dumps(faults + train_gpt.check_settings(config, os.environ)[0]))
+"""
+
+
 class SessionError(Exception):
     """An error that ends a part; its text is one line for the user."""
 
@@ -471,15 +478,22 @@ def find_wrong_gpus(options: argparse.Namespace, facts: dict[str, Any]) -> Itera
 
 
 def find_missing_data(environment: dict[str, str]) -> Iterator[str]:
-    """Yield a line for each part of the data that does not exist. environment: that of a run"""
+    """Yield a line for each fault of the data. environment: that of a run"""
     remedy = "run `python3 data/quickstart.py --prepare-only`, or set DATA_PATH and TOKENIZER_PATH"
     for name in CORPUS:
         if not Path(environment[name]).exists():
             yield f"{name}={environment[name]} does not exist; {remedy}"
-    data = Path(environment["DATA_PATH"])
-    for split in ("train", "val"):
-        if data.exists() and not any(data.glob(f"fineweb_{split}_*.bin")):
-            yield f"DATA_PATH={data} has no fineweb_{split}_*.bin; {remedy}"
+            return
+    if any(importlib.util.find_spec(package) is None for package in PACKAGES):
+        return
+    # The trainer itself checks that shards, tokenizer and settings fit each other.
+    command = [sys.executable, "-c", CHECK_SETTINGS]
+    checked = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if checked.returncode:
+        yield f"the data could not be checked: {checked.stderr.strip().splitlines()[-1]}"
+        return
+    for fault in json.loads(checked.stdout):
+        yield f"{fault}; or {remedy}"
 
 
 def print_plan(options: argparse.Namespace, parts: list[Part]) -> None:

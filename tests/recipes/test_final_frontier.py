@@ -4,6 +4,7 @@ Each recipe is compared with a plain reference, written from a description of wh
 """
 
 import itertools
+import math
 import re
 import shutil
 import threading
@@ -479,9 +480,37 @@ def test_documents_are_learned_in_one_graph(make_run: Run, monkeypatch: pytest.M
     )
     assert compute_score(run)[:2] == pytest.approx(plain[:2], rel=1e-6)
     assert len(graphs) <= 4, "with and without gradients; one document or more"
-    assert "compiled in" in run.log.lines[-2], (
-        "it is compiled before the clock of the evaluation starts"
+    lines = "\n".join(run.log.lines)
+    times = (
+        r"compiled in [\d.]+ s, before its clock starts\ndocument_ttt: scoring will take about \d"
     )
+    assert re.search(times, lines), lines
+
+
+@pytest.mark.parametrize("name", ["document_ttt", "global_sgd"])
+def test_the_time_of_the_score_is_estimated_before_it_begins(make_run: Run, name: str) -> None:
+    """A score that would take longer than the challenge allows gives a warning with a remedy."""
+    run = make_run((name,), **LORA | {"VAL_TOKENS": 600})
+    scorer, size = run.scorer, run.config.lora_chunk
+    documents, batches = scorer.find_batches()
+    chunks = [math.ceil(documents[rows.stop - 1].seq_len / size) for rows in batches]
+    assert len(set(chunks)) > 1
+    assert scorer.estimate_seconds({size: 2.0}) == pytest.approx(2 * sum(chunks))
+    growing = scorer.estimate_seconds({size: 1.0, 2 * size: 2.0})
+    assert growing == pytest.approx(sum(2 * count - 1 for count in chunks))
+    scorer.log_estimate({size: 0.01})
+    assert "scoring will take about 0 s" in run.log.lines[-1]
+    scorer.log_estimate({size: 1000.0})
+    words = (
+        f"the challenge allows 600 s for the score; .* RESUME=auto and .*LORA_CHUNK={2 * size}, "
+    )
+    assert re.search(words, run.log.lines[-1]), run.log.lines
+    scorer.runtime.world_size = 2
+    by_rank = [
+        sum(math.ceil(documents[rows.stop - 1].seq_len / size) for rows in share)
+        for share in scorer.share(documents, batches)
+    ]
+    assert scorer.estimate_seconds({size: 1.0}) == max(by_rank) < sum(by_rank)
 
 
 def test_input_of_documents_is_read_ahead_and_its_cost_is_logged(make_run: Run) -> None:

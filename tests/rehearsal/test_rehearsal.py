@@ -78,7 +78,7 @@ def test_eight_ranks_read_all_documents(caseops: Any) -> None:
     runtime.world_size = 8
     found = np.zeros(2, int)
     for runtime.rank in range(8):
-        plan = module.DocumentPlan(documents, scorer.share(documents, batches))
+        plan = module.DocumentPlan(documents, scorer.share(documents, batches)[scorer.runtime.rank])
         hooks = {"summarize": scorer.summarize_batch}
         reader = module.DocumentPipeline(data.val, plan, scorer.overlap, runtime.device, **hooks)
         with closing(reader) as read:
