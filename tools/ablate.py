@@ -20,8 +20,8 @@ add seeds and values. If a run fails, the other runs continue.
 Exit code: 0 done, 1 a run failed or cannot be compared, 2 wrong usage, 130 interrupted.
 """
 
-# This module builds on runs.py (reads logs), samples.py (tests), report.py (tables and plot) and
-# packed.py (packed scripts).
+# This module builds on runs.py (reads logs), samples.py (tests), report.py (tables and plot),
+# figures.py (matplotlib) and packed.py (packed scripts).
 
 import argparse
 import contextlib
@@ -42,6 +42,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
 from cli import ToolError
+from figures import import_matplotlib
 from packed import unpack_script
 from report import plot, report
 from runs import Logs, Run, parse_value, read_log
@@ -412,15 +413,16 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
     drawn = {variant.label: logs for variant, logs in runs.items() if logs}
-    plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
-    print(f"{ablation.folder}: report.txt, picture.png   logs: logs/{ablation.folder.name}-*")
+    plotted = plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
+    files = "report.txt, picture.png" if plotted else "report.txt"
+    print(f"{ablation.folder}: {files}   logs: logs/{ablation.folder.name}-*")
     is_refused = any(refusals(runs[first], runs[variant]) for variant in others)
-    return int(bool(failures) or is_refused)
+    return int(bool(failures) or is_refused or not plotted)
 
 
 def ablate(options: argparse.Namespace) -> int:
     # A missing package must be noticed before hours of runs, not after them.
-    import matplotlib  # noqa: F401
+    import_matplotlib()
     import scipy  # noqa: F401
 
     ablation = Ablation(options)

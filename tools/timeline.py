@@ -6,10 +6,13 @@ each lane (reader, compute, input wait, ...) was busy, and draw a timeline.
         --title "without overlap" --title "with overlap"      # both on one time axis
 
 tools/README.md explains the lanes. A lane in which nothing ran is left out. The timeline shows
-three steps, without the first one. You can also open the trace in a browser, at ui.perfetto.dev.
+three steps, without the first one. For two traces, a line says how much of the difference in step
+time is input wait: overlap can save only input wait. You can also open the trace in a browser, at
+ui.perfetto.dev.
 """
 
-# This module builds on cli.py (options and errors) and runs.py (the settings of the traced run).
+# This module builds on cli.py (options and errors), runs.py (the settings of the traced run) and
+# figures.py (writes the timeline).
 
 import gzip
 import json
@@ -20,11 +23,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
-from cli import ToolError
+from cli import ToolError, one_line
+from figures import write_figure
 from runs import Run, read_log
 
 MAX_BYTES = 1_000_000_000  # size limit of an unpacked trace
@@ -198,8 +203,30 @@ def read_trace(path: Path, title: str = "", few: bool = False) -> Trace:
     begins = [(begin - first, number) for begin, number in shown]
     run = read_run(path)
     ranks = run.world_size if run else None
-    title = title or default_title(path, run)
+    title = one_line(title or default_title(path, run))
     return Trace(title, device, ranks, begins, max(end - first, 1e-6), lanes)
+
+
+def difference_line(first: Trace, other: Trace) -> str:
+    """Return in words how much longer or shorter a mean step of `other` is, and how much of this is
+    input wait. Steps of two runs differ by other causes, too, such as a busy machine."""
+    per_step = [1 / len(trace.steps) for trace in (first, other)]
+    ends = first.end * per_step[0], other.end * per_step[1]
+    waits = [
+        total_ms(trace.lanes["input wait"]) * share
+        for trace, share in zip((first, other), per_step, strict=True)
+    ]
+    more, waited = ends[1] - ends[0], waits[1] - waits[0]
+    return (
+        f"{other.title} against {first.title}: a step takes {format_change(more)}, of which input "
+        f"wait is {format_change(waited)} and all else {format_change(more - waited)} (compute, "
+        "other ranks, how busy the machine was)"
+    )
+
+
+def format_change(ms: float) -> str:
+    """Return a difference of milliseconds with its sign."""
+    return f"{ms:+.2f} ms" if abs(ms) < 10 else f"{ms:+.0f} ms"
 
 
 def read_run(path: Path) -> Run | None:
@@ -243,8 +270,8 @@ def find_lanes(found: dict[str, list[Span]], device: str, end: float) -> dict[st
     return lanes
 
 
-def draw(traces: Sequence[Trace], path: Path) -> None:
-    """Write the timelines to a file, one above the other on one time axis."""
+def make_figure(traces: Sequence[Trace]) -> Any:
+    """Return a figure of the timelines, one above the other on one time axis."""
     from matplotlib.figure import Figure  # slow to import
 
     end = max(trace.end for trace in traces)
@@ -259,8 +286,9 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
         seconds = trace.end / 1e3
         took = f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
         axes.set_title(f"{trace.title}: {count} {took}", loc="left", weight="bold", size=11, pad=18)
-    axes.set_xlabel("time (ms)")
-    figure.savefig(path)
+    lines = [line for other in traces[1:] for line in wrap(difference_line(traces[0], other), 95)]
+    axes.set_xlabel("\n".join(["time (ms)", *lines]))
+    return figure
 
 
 def draw_lanes(axes: Any, trace: Trace, lanes: dict[str, list[Span]], end: float) -> None:
@@ -299,13 +327,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read_trace(path, title, few=bool(options.picture))
         for path, title in zip(options.files, titles, strict=True)
     ]
+    drawn = True
     if options.picture:
-        draw(traces, options.picture)
+        drawn = write_figure(lambda: make_figure(traces), options.picture)
     for trace in traces:
         print(f"{trace.title}: {trace.describe_steps()}")
         for name, text in trace.describe_lanes().items():
             print(f"  {name:10}  {text}")
-    return 0
+    for other in traces[1:]:
+        print(difference_line(traces[0], other))
+    return int(not drawn)
 
 
 if __name__ == "__main__":

@@ -136,9 +136,16 @@ def test_two_traces_are_drawn_on_one_time_axis(cpu_trace: Path, tmp_path: Path, 
     rows += [event("disk_read", 8, 8.00001), kernel(16, 16.5), event("optimizer", 14, 15)]
     rows += [copy(1, 2, 1 << 20), copy(11, 12, 1 << 20)]
     fast, path = write(tmp_path / "fast.trace.json.gz", rows), tmp_path / "pair.svg"
-    assert len(show(cpu_trace, fast, "--picture", path)) == 9 + 4
+    lines = show(cpu_trace, fast, "--picture", path)
+    assert len(lines) == 9 + 4 + 1
+    # The step of `fast` is 16.5 s, of which it waits for 2.02 s: two copies, two empty moments.
+    assert lines[-1] == (
+        "fast against cpu: a step takes +6500 ms, of which input wait is +1020 ms and all else "
+        "+5480 ms (compute, other ranks, how busy the machine was)"
+    )
     svg = path.read_text(encoding="utf-8")
     texts = re.findall(r"<!-- (.*) -->", svg)
+    assert lines[-1] in " ".join(texts), "the difference is in the picture, too"
     assert "cpu: 3 steps take 30 s" in texts and "fast: 1 step takes 16 s" in texts
     assert texts.count("reader") == 2 and texts.count("copy") == 1, "a CPU has no copies"
     assert texts.count("compute") == 2 and "forward" not in texts, "the parts would repeat compute"
@@ -184,4 +191,6 @@ def test_titles_come_from_the_command_or_from_the_log_beside_the_trace(
     assert show(cpu_trace)[0].startswith("cpu, without overlap (TRAIN_PREFETCH=0): steps 1 to 6 ")
     lines = show(cpu_trace, cpu_trace, "--title", "slow disk", "--title", "fast disk")
     titles = [line for line in lines if not line.startswith("  ")]
+    difference = titles.pop()
     assert [title.split(":")[0] for title in titles] == ["slow disk", "fast disk"]
+    assert difference.startswith("fast disk against slow disk: a step takes +0.00 ms, of which inp")
