@@ -29,13 +29,15 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "sets" / "mine").mkdir(parents=True)
     (tmp_path / "sets" / "mine" / "fineweb_train_000000.bin").touch()
     (tmp_path / "cli.py").write_text("no = 'trainer'")
+    (tmp_path / "events.jsonl").write_text('{"event": "run"}\n')
     (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 4}')
     return tmp_path
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
-    command, code, words = row.replace("{root}", str(ROOT)).split(" | ")
+    row = row.replace("{root}", str(ROOT)).replace("{folder}", str(folder))
+    command, code, words = row.split(" | ")
     program, *arguments = command.split()
     arguments += ["--out", "made"] if "tokenize_docs" in program else []
     before = {*folder.rglob("*")}

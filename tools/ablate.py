@@ -115,7 +115,7 @@ def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
     scripts = text.split(",") if text else [None]
     for name in scripts:
         if name and not Path(name).is_file():
-            raise ToolError(f"--script {text}: {name!r} does not exist; give the file's path")
+            raise ToolError(f"--script {text}: {name}: no such file; give the paths of scripts")
     return scripts
 
 
@@ -172,7 +172,9 @@ class Ablation:
                 return known  # another trainer may have other settings
         for (script, names), name in itertools.product(known.items(), self.vary):
             if name not in names and not SYSTEM_VARIABLES.match(name):
-                raise ToolError(f"--vary {name}: {script} has no such setting; --help lists them")
+                similar = cli.did_you_mean(name, names)
+                words = f"{script} has no such setting; --help lists them{similar}"
+                raise ToolError(f"--vary {name}: {words}")
         return known
 
     def plan_run(self, variant: Variant, seed: int, known: dict[str, set[str]]) -> PlannedRun:

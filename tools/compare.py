@@ -194,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give either logs, such as logs/*.txt, or two groups with --a and --b")
     if options.margin is not None and not options.a:
         parser.error("--margin needs the groups --a and --b; add them, or remove --margin")
+    paths = [*options.logs, *(options.a or ()), *(options.b or ())]
+    parser.require(paths, "give logs, or folders of logs")
     return cli.run(lambda: compare(options))
 
 

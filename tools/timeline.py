@@ -164,16 +164,34 @@ def read_spans(path: Path) -> dict[str, list[Span]]:
     executed. Raises ToolError if the file is damaged or no trace."""
     found: dict[str, list[Span]] = defaultdict(list)
     try:
-        with gzip.open(path, "rb") as file:
-            records = json.loads(file.read(MAX_BYTES))["traceEvents"]
+        document = json.loads(read_unpacked(path))
+        records = document["traceEvents"] if isinstance(document, dict) else document
         for event in records:
             if isinstance(event, dict) and (lane := find_lane(event)):
                 begin = event["ts"] / 1e3
                 found[lane].append((begin, begin + event["dur"] / 1e3))
+    except ToolError:
+        raise
     except Exception as error:  # a damaged or hostile file can raise anything
         why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
         raise ToolError(f"{path}: {why}; give a file that a run with TRACE_STEPS wrote") from error
     return found
+
+
+def read_unpacked(path: Path) -> bytes:
+    """Return the bytes of a trace, which may be packed by gzip. Raises ToolError if the file cannot
+    be a trace that is read here."""
+    with open(path, "rb") as file:
+        start = file.peek(200)[:200]
+        is_packed = start.startswith(b"\x1f\x8b")
+        data = (gzip.GzipFile(fileobj=file) if is_packed else file).read(MAX_BYTES)
+    if len(data) == MAX_BYTES:
+        words = f"the unpacked trace has more than {MAX_BYTES:,} bytes"
+        raise ToolError(f"{path}: {words}; trace fewer steps (TRACE_STEPS)")
+    if start.startswith(b'{"event"'):
+        beside = path.name.partition(".")[0] + SUFFIX
+        raise ToolError(f"{path}: this is a log, not a trace; give {beside}")
+    return data
 
 
 def read_trace(path: Path, title: str = "", few: bool = False) -> Trace:
@@ -218,9 +236,9 @@ def difference_line(first: Trace, other: Trace) -> str:
     ]
     more, waited = ends[1] - ends[0], waits[1] - waits[0]
     return (
-        f"{other.title} against {first.title}: a step takes {format_change(more)}, of which input "
-        f"wait is {format_change(waited)} and all else {format_change(more - waited)} (compute, "
-        "other ranks, how busy the machine was)"
+        f"{other.title} against {first.title}: a step takes {ends[1]:.0f} ms instead of "
+        f"{ends[0]:.0f} ms: {format_change(waited)} of input wait and "
+        f"{format_change(more - waited)} of all else (compute, other ranks, a busy machine)"
     )
 
 
@@ -314,11 +332,13 @@ def draw_lanes(axes: Any, trace: Trace, lanes: dict[str, list[Span]], end: float
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("files", type=Path, nargs="+", metavar="FILE", help="a trace, as TRACE_STEPS writes it")
+    text = "a trace, as TRACE_STEPS writes it, packed (.gz) or unpacked"
+    add("files", type=Path, nargs="+", metavar="FILE", help=text)
     add("--picture", type=cli.plot_path, metavar="FILE", help="write a timeline: .svg or .png")
     text = "title of a trace, such as what was slowed; give one for each FILE, in the same order"
     add("--title", action="append", default=[], metavar="TEXT", help=text)
     options = parser.parse_args(arguments)
+    parser.require(options.files, "give a trace, which a run with TRACE_STEPS=8 writes to logs/")
     if options.title and len(options.title) != len(options.files):
         counts = f"{len(options.title)} titles for {len(options.files)} files"
         parser.error(f"--title: there are {counts}; give one title for each file")

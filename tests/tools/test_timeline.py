@@ -140,8 +140,8 @@ def test_two_traces_are_drawn_on_one_time_axis(cpu_trace: Path, tmp_path: Path, 
     assert len(lines) == 9 + 4 + 1
     # The step of `fast` is 16.5 s, of which it waits for 2.02 s: two copies, two empty moments.
     assert lines[-1] == (
-        "fast against cpu: a step takes +6500 ms, of which input wait is +1020 ms and all else "
-        "+5480 ms (compute, other ranks, how busy the machine was)"
+        "fast against cpu: a step takes 16500 ms instead of 10000 ms: +1020 ms of input wait and "
+        "+5480 ms of all else (compute, other ranks, a busy machine)"
     )
     svg = path.read_text(encoding="utf-8")
     texts = re.findall(r"<!-- (.*) -->", svg)
@@ -193,4 +193,4 @@ def test_titles_come_from_the_command_or_from_the_log_beside_the_trace(
     titles = [line for line in lines if not line.startswith("  ")]
     difference = titles.pop()
     assert [title.split(":")[0] for title in titles] == ["slow disk", "fast disk"]
-    assert difference.startswith("fast disk against slow disk: a step takes +0.00 ms, of which inp")
+    assert difference.startswith("fast disk against slow disk: a step takes 10000 ms instead of ")
