@@ -315,7 +315,7 @@ def test_any_name_of_a_log_can_be_drawn(name: str, tmp_path: Path, call: Call) -
 def test_the_plot_does_not_need_the_backend_of_a_notebook(tmp_path: Path) -> None:
     log = write_log(tmp_path / "a.log")
     command = [sys.executable, ROOT / "tools/compare.py", log, "--plot", tmp_path / "x.png"]
-    environment = os.environ | {"MPLBACKEND": "module://no_such_package.backend_inline"}
+    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "x.png").exists()
 
