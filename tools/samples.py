@@ -115,6 +115,15 @@ def bytes_scored(run: Run) -> float | None:
     return rate * run.val_tokens if rate and run.val_tokens else None
 
 
+def least_bytes_scored(run: Run) -> float | None:
+    """Return how many bytes of text the score covers at least, by the number of chunks that the log
+    says to have scored. The last chunk has at least one token. None if the log does not say."""
+    rate = run.result and run.result.bytes_per_token
+    if not (rate and run.val_chunks and run.chunk_tokens):
+        return None
+    return rate * ((run.val_chunks - 1) * run.chunk_tokens + 1)
+
+
 def find_split_faults(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
     """Yield the reasons why the scores of runs cannot be compared: the runs did not all score the
     same, whole validation split."""
