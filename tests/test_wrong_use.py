@@ -14,6 +14,9 @@ ROWS = (ROOT / "tests/wrong_use.txt").read_text("utf-8").splitlines()[1:]
 SOURCES = [path for folder in ("data", "tools") for path in sorted((ROOT / folder).glob("*.py"))]
 PROGRAMS = [path for path in SOURCES if '__name__ == "__main__"' in path.read_text("utf-8")]
 
+HELPFUL = [path for path in PROGRAMS if path.name == "audit.py" or path.parent.name == "tools"]
+HELPFUL = [path for path in HELPFUL if path.name != "verify.py"]
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -74,6 +77,14 @@ def test_the_message_on_a_missing_package_has_its_requirements_file(
     assert f"; run this program with {cli.VENV_PYTHON}, or {sys.executable}" in cli.missing_package(
         "torch"
     )
+
+
+@pytest.mark.parametrize("program", HELPFUL, ids=lambda path: path.name)
+def test_help_needs_no_packages(program: Path, tmp_path: Path) -> None:
+    """A user reads it before installing anything. -S leaves out all installed packages."""
+    command = [sys.executable, "-I", "-S", program, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)

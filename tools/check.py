@@ -450,8 +450,8 @@ def check_chunks(run: Run) -> Findings:
     if least is None or least < TEXT_BYTES / SAME_BYTES:
         yield "not checked", "the number of counted bytes; run data/audit.py to check it"
     elif least > TEXT_BYTES * SAME_BYTES:
-        scored = f"{run.val_chunks:,} chunks of {run.chunk_tokens:,} tokens with {least / 1e6:,.1f}"
-        words = f"it counted {scored} million bytes of text or more, the split has {TEXT_BYTES:,}"
+        scored = f"{least / 1e6:,.1f} million bytes of text or more in {run.val_chunks:,} chunks"
+        words = f"it counted {scored}, the challenge's split has {TEXT_BYTES:,} bytes"
         level = "refused" if least > TEXT_BYTES * SAME_TEXT else "warned"
         yield level, f"{words}; some may be counted twice: run data/audit.py"
 

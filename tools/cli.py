@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -155,6 +156,16 @@ def write_shard(path: Path, tokens: Iterable[int]) -> None:
     content = array("H", tokens)
     header = array("i", [20240520, 1, len(content), *[0] * 253])
     path.write_bytes(header.tobytes() + content.tobytes())
+
+
+def shard_identity(path: Path) -> str:
+    """Return what train_gpt.py logs of a shard: its number of tokens, and a checksum of its first
+    and its last 64 KiB."""
+    with open(path, "rb") as file:
+        start = file.read(1 << 16)
+        file.seek(max(0, path.stat().st_size - (1 << 16)))
+        checksum = zlib.crc32(file.read(1 << 16), zlib.crc32(start))
+    return f"{int.from_bytes(start[8:12], 'little')} tokens, {checksum:08x}"
 
 
 def progress(what: str, total: int) -> Any:

@@ -104,7 +104,8 @@ FACTS = {  # {event: patterns of lines whose named groups are values of the even
     "data": (
         r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
         r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
-        r"ttt_\w{1,40}:start chunks=(?P<val_chunks>\d{1,9}) chunk_tokens=(?P<chunk_tokens>\d{1,9})",
+        r"ttt\w{0,40}:start chunks=(?P<val_chunks>\d{1,9})"
+        r"( chunk_tokens=(?P<chunk_tokens>\d{1,9}))?",
     ),
     "warning": (r"WARNING: (?P<text>.+)",),
     "checkpoint": (r"resumed: step:(?P<step>\d{1,12})(?P<resumed_from>\b.*)",),

@@ -119,9 +119,10 @@ def least_bytes_scored(run: Run) -> float | None:
     """Return how many bytes of text the score covers at least, by the number of chunks that the log
     says to have scored. The last chunk has at least one token. None if the log does not say."""
     rate = run.result and run.result.bytes_per_token
-    if not (rate and run.val_chunks and run.chunk_tokens):
+    chunk_tokens = run.chunk_tokens or run.config.get("ttt_chunk_tokens")
+    if not (rate and run.val_chunks and isinstance(chunk_tokens, int)):
         return None
-    return rate * ((run.val_chunks - 1) * run.chunk_tokens + 1)
+    return rate * ((run.val_chunks - 1) * chunk_tokens + 1)
 
 
 def find_split_faults(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
