@@ -303,7 +303,7 @@ def find_variables(script: bytes) -> set[str]:
     """Return the names in a script that may be environment variables: Python's strings that are
     names, such as in os.environ["NAME"], and the $NAME of a shell."""
     text = unpack_script(script) or script
-    found = re.findall(rb"""["']([A-Za-z_]\w*)["']|\$\{?([A-Za-z_]\w*)""", text)
+    found = re.findall(rb"""["']([A-Za-z_]\w{2,})["']|\$\{?([A-Za-z_]\w{2,})""", text)
     return {(quoted or of_shell).decode() for quoted, of_shell in found}
 
 

@@ -14,7 +14,16 @@ from unittest import mock
 
 import ablate
 import pytest
-from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, start_process, wait_until
+from running import (
+    ROOT,
+    SMALL_MODEL,
+    Call,
+    byte_data,
+    clean_environment,
+    start_process,
+    train_gpt,
+    wait_until,
+)
 from runs import Result, Run
 from samples import t_test
 
@@ -349,6 +358,15 @@ def test_data_that_changed_under_finished_runs_are_named(
                         "changed\n")  # fmt: skip
     assert place("--vary", "KNOB=0,1", "--out", "again", "--seeds", "2")[0] == 0
     assert len(place.starts()) == 8
+
+
+@pytest.mark.parametrize("tokens", [1, 40_000, 100_000])
+def test_a_shard_is_identified_as_the_trainer_does(tmp_path: Path, tokens: int) -> None:
+    """Else ablate.py would call each shard changed, or none. Shards may be shorter than the parts
+    that are read."""
+    path = tmp_path / "fineweb_train_000000.bin"
+    ablate.cli.write_shard(path, range(tokens) if tokens < 1 << 16 else [*range(50_000)] * 2)
+    assert ablate.cli.shard_identity(path) == train_gpt.open_shard(path).identity
 
 
 def test_a_command_that_ignores_the_seed_is_no_ablation(place: Place) -> None:
