@@ -315,18 +315,39 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside
     try:
-        # Bytes that are not UTF-8 survive: they return when the text is encoded in the same way.
-        text = read_file(path).decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
-        run = read_run(path, text, log.problems)
+        data = read_file(path)
     except OSError as error:
         log.problems.append(f"cannot be read: {error.strerror}")
         return log
+    run = read_run(path, decode(data), log.problems)
     log.problems += run.notes
     if not (run.steps or run.validations or run.results or run.error):
-        log.problems.append("not a training log: it contains no step and no result")
+        kind = describe_foreign_file(data)
+        log.problems.append(kind or "not a training log: it contains no step and no result")
     else:
         log.runs.append(run)
     return log
+
+
+def decode(data: bytes) -> str:
+    """Return the text of a log without colours. Bytes that are not UTF-8 survive: they return when
+    the text is encoded in the same way. PowerShell writes UTF-16, with a byte order mark."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        text = data.decode("utf-16", "replace")
+    else:
+        text = data.decode("utf-8-sig", "surrogateescape")
+    return re.sub(r"\x1b\[[0-9;]{0,20}[A-Za-z]", "", text).replace("\r\n", "\n")
+
+
+def describe_foreign_file(data: bytes) -> str:
+    """Return what a file is that was given in place of a log, and what to do; empty if unknown."""
+    if data.startswith(b"version https://git-lfs.github.com/"):
+        return "a Git LFS pointer, not a log; run git lfs pull in its repository"
+    if data.startswith((b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")):
+        return "a packed file, not a log; unpack it first"
+    if re.match(rb"\s*<(!doctype|html)", data, re.IGNORECASE):
+        return "a page of HTML, not a log; download the file itself (on GitHub: Raw)"
+    return ""
 
 
 def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
@@ -518,8 +539,8 @@ def apply_event(run: Run, event: Event) -> None:
     kind = event["event"]
     fields = FIELDS_BY_EVENT.get(kind, {})
     known = {k: v for k, v in event.items() if k not in ("event", "time", "partial_val")}
-    if kind == "run":  # the score and the end of an earlier run do not count
-        vars(run).update(vars(Run(**{name: getattr(run, name) for name in KEPT})))
+    if kind == "run":
+        begin_in_jsonl(run, known.get("run_id"))
     for name in fields.keys() & known.keys():
         setattr(run, fields[name], known[name] if known[name] != "" else None)
     if kind in ("config", "settings") and not run.results:
@@ -549,6 +570,15 @@ def apply_event(run: Run, event: Event) -> None:
     elif kind == "warning":
         run.warnings.append(str(event["text"]))
     run.partial_val |= bool(event.get("partial_val"))
+
+
+def begin_in_jsonl(run: Run, run_id: Any) -> None:
+    """Forget what does not belong to the run that begins: the score and the end of the run that it
+    resumes, or all of another run."""
+    kept = {name: getattr(run, name) for name in KEPT}
+    if run.config.get("run_id") not in (None, run_id):
+        kept = {"path": run.path, "earlier_runs": run.earlier_runs + 1}
+    vars(run).update(vars(Run(**kept)))
 
 
 def apply_step(run: Run, event: Event) -> None:

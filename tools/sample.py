@@ -57,6 +57,9 @@ def load_model(log: Run) -> tuple[Any, Any]:
     torch.set_num_threads(1)  # on a busy machine, threads would wait for each other
     path = Path(log.path).with_suffix(".int8.ptz")
     data = read_file(path, MAX_BYTES)
+    if log.model_bytes not in (None, len(data)):
+        words = f"has {len(data):,} bytes, but the run's artifact has {log.model_bytes:,}"
+        raise ToolError(f"{path} {words}; put the artifact of this run beside its log")
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path
     sys.modules[script.__name__] = script  # dataclasses look up their module there

@@ -164,7 +164,13 @@ def test_a_prefix_of_every_line_is_removed(tmp_path: Path, prefix: str) -> None:
 
 
 def test_other_encodings_are_read(tmp_path: Path) -> None:
-    for data in (b"\xef\xbb\xbf" + BASELINE.encode(), BASELINE.replace("\n", "\r\n").encode()):
+    """PowerShell writes UTF-16. A terminal's colours are ignored."""
+    for data in (
+        b"\xef\xbb\xbf" + BASELINE.encode(),
+        BASELINE.replace("\n", "\r\n").encode(),
+        BASELINE.replace("\n", "\r\n").encode("utf-16"),
+        BASELINE.replace("step:", "\x1b[1;32mstep:").replace("final", "\x1b[0mfinal").encode(),
+    ):
         assert only_run(read_text(tmp_path, data)).result.val_bpb == SCORE
 
 
@@ -260,8 +266,34 @@ def test_a_log_of_another_trainer_says_what_it_lacks(tmp_path: Path) -> None:
     assert problem.startswith("its lines have val_loss but no val_bpb, like those of modded-nano")
 
 
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x1f\x8b\x08\x00rest", "a packed file, not a log; unpack it first"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "a Git LFS pointer, not a log; run git lfs",
+        ),
+        (b"\n<!DOCTYPE html>\n<html>", "a page of HTML, not a log; download the file itself"),
+    ],
+)
+def test_a_file_in_the_place_of_a_log_is_named(tmp_path: Path, data: bytes, words: str) -> None:
+    [problem] = read_text(tmp_path, data).problems
+    assert problem.startswith(words)
+
+
+def test_two_runs_in_one_jsonl_are_told_apart(tmp_path: Path) -> None:
+    """By their RUN_ID: a resumed run has the same one."""
+    texts = [event_lines(seed=7, run_id="a"), event_lines(seed=8, run_id="b", score=None)]
+    texts[1] = texts[1].replace('"run_id": "r"', '"run_id": "b"').split('{"event": "step"')[0]
+    log = read_text(tmp_path, "".join(texts), "two.jsonl")
+    [run] = log.runs
+    assert (run.seed, run.result, run.model_bytes, run.steps) == (8, None, None, [])
+    assert log.problems == [SEVERAL]
+
+
 def test_files_that_are_no_logs_are_problems(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"\x1f\x8b\x08\x00rest")
+    (tmp_path / "a.log").write_bytes(b"\x00\x8b\x08\x00rest")
     (tmp_path / "b.log").write_text("nothing of the kind\n" * 9)
     (tmp_path / "c.log").touch()
     os.mkfifo(tmp_path / "pipe")
