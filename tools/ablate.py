@@ -24,6 +24,7 @@ Exit code: 0 done, 1 a run failed or cannot be compared, 2 wrong usage, 130 inte
 # figures.py (matplotlib) and packed.py (packed scripts).
 
 import argparse
+import ast
 import contextlib
 import hashlib
 import itertools
@@ -43,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not 
 import cli
 from cli import ToolError
 from figures import import_matplotlib
-from packed import unpack_script
+from packed import parse_script, unpack_script
 from report import plot, report
 from runs import Logs, Run, parse_value, read_log
 from samples import (
@@ -190,12 +191,14 @@ class Ablation:
 
     def plan_run(self, variant: Variant, seed: int, known: dict[str, set[str]]) -> PlannedRun:
         """Return a run whose RUN_ID contains a checksum of all that decides the run's result: the
-        command, the files in the command, train_gpt.py, the given settings, and the environment
-        variables whose names are in these files or that PyTorch reads. So runs of another
-        experiment are never mixed in."""
+        command, the files in the command and those that they import, train_gpt.py, the given
+        settings, and the environment variables whose names are in these files or that PyTorch
+        reads. So runs of another experiment are never mixed in."""
         command = self.build_command(variant)
         files = [*command, variant.script or "", *(known.keys() & {str(TRAINER)})]
-        contents = [Path(file).read_bytes() for file in files if os.path.isfile(file)]
+        files = [file for file in files if os.path.isfile(file)]
+        files += [str(path) for file in files for path in find_imported_files(Path(file))]
+        contents = [Path(file).read_bytes() for file in files]
         mentioned = set().union(*map(find_variables, contents))
         self.names_in_files |= mentioned
         names = set().union(*known.values()) | {n for n in os.environ if SYSTEM_VARIABLES.match(n)}
@@ -302,9 +305,33 @@ def check_settings(run: PlannedRun, log: Run, names_in_files: Collection[str]) -
 def find_variables(script: bytes) -> set[str]:
     """Return the names in a script that may be environment variables: Python's strings that are
     names, such as in os.environ["NAME"], and the $NAME of a shell."""
+    if b"\0" in script:  # a program, such as Python's
+        return set()
     text = unpack_script(script) or script
     found = re.findall(rb"""["']([A-Za-z_]\w{2,})["']|\$\{?([A-Za-z_]\w{2,})""", text)
     return {(quoted or of_shell).decode() for quoted, of_shell in found}
+
+
+def find_imported_files(script: Path) -> list[Path]:
+    """Return the files beside a script that it imports, and those that these import. The programs
+    of this repository are left out: their helpers do not change what a run computes."""
+    found: dict[Path, None] = {}
+    todo = [] if script.resolve().parent in (cli.ROOT / "data", cli.ROOT / "tools") else [script]
+    while todo:
+        path = todo.pop()
+        content = path.read_bytes() if path.suffix == ".py" else b""
+        names = set()
+        with contextlib.suppress(ValueError):  # a script that Python does not compile
+            for node in ast.walk(parse_script(unpack_script(content) or content)):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names.add(node.module)
+        beside = [path.with_name(f"{name.partition('.')[0]}.py") for name in sorted(names)]
+        new = [other for other in beside if other.is_file() and other not in (script, *found)]
+        found |= dict.fromkeys(new)
+        todo += new
+    return [*found]
 
 
 def read_setting_names(script: Path) -> set[str]:

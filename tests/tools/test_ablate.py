@@ -340,6 +340,17 @@ def test_variables_that_are_no_settings_make_other_runs(place: Place) -> None:
     assert re.search(r"of which \+0 ms is input wait and \+50(\.\d+)? ms is all else", out)
 
 
+def test_a_changed_helper_file_makes_other_runs(place: Place) -> None:
+    """It lies beside the script, which imports it; the helper imports another one."""
+    place.script.write_text("import helper\n" + FAKE)
+    for starts, scale in ((2, "1"), (2, "2"), (0, "1")):
+        (place.folder / "helper.py").write_text("from deeper import SCALE\n")
+        (place.folder / "deeper.py").write_text(f"import helper\nSCALE = {scale}\n")
+        (place.folder / "not_used.py").write_text(str(place.starts()))
+        begun = len(place.starts())
+        assert place(*TWO, "--seeds", "1")[0] == 0 and len(place.starts()) == begun + starts
+
+
 def test_data_that_changed_under_finished_runs_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
