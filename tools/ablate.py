@@ -454,11 +454,7 @@ def judge(runs: RunsByVariant, variant: Variant, changes: Sequence[Difference]) 
         return text + f"not an ablation: {'; '.join(reasons)}"
     if not changes:
         return text + "one seed cannot tell a difference from chance; use --seeds 3"
-    measurable = [
-        f"{change.metric} {change.words}{describe_wait(change, changes)}"
-        for change in changes
-        if change.measurable
-    ]
+    measurable = [f"{change.metric} {change.words}" for change in changes if change.measurable]
     text += ", ".join(measurable) or "nothing is measurable"
     if changes[0].metric == "loss" and changes[0].equal:
         text += "; the losses are equal to the last digit: the variants compute the same"
@@ -500,7 +496,12 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     blocks = [[title, *(f"  {line}" for line in verdicts)]]
     if rows:
         title = "Differences from the first variant, paired by seed"
-        blocks.append([title, *cli.format_table(head, rows)])
+        waits = [
+            f"step time of {change.variant.label}: {change.test.difference:+.4g} ms{words}"
+            for change in found
+            if (words := describe_wait(change, [c for c in found if c.variant == change.variant]))
+        ]
+        blocks.append([title, *cli.format_table(head, rows), *waits])
     if failures:
         blocks.append(["Failed", *(f"  {failure}" for failure in failures)])
     blocks.append([report(Logs(finished))])
