@@ -276,7 +276,8 @@ def main(arguments=None):
         if "=" in script:
             parser.error(f"{script}: give the script first, and its settings after it")
         if not Path(script).is_file():
-            parser.error(f"{script}: no such file; give an edited copy of train_gpt.py")
+            fault = "not a file" if Path(script).exists() else "no such file"
+            parser.error(f"{script}: {fault}; give an edited copy of train_gpt.py")
         if wrong := [word for word in settings if "=" not in word]:
             parser.error(f"{wrong[0]}: give one file, followed by settings NAME=value")
     return cli.run(lambda: estimate(options))

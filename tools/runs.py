@@ -437,6 +437,14 @@ FIELDS_BY_EVENT = dict.fromkeys(EVENTS_WITH_FIELDS, FIELDS)
 FIELDS_BY_EVENT["config"] = {"seed": "seed"}
 FIELDS_BY_EVENT["settings"] = {"seed": "seed", "grad_accum_steps": "micro_steps"}
 FIELDS_BY_EVENT["settings"] |= {"world_size": "world_size", "model_params": "model_params"}
+NUMBERS = {*FIELDS.values(), "seed"} - {
+    "dataset",
+    "settings",
+    "source",
+    "status",
+    "error",
+    "partial_val",
+}
 # Attributes that are kept if a log goes on with a second run, which resumes the first one.
 KEPT = ("path", "steps", "validations", "scripts", "resumed_at", "earlier_runs")
 # Attributes that are known only after training. They do not belong to a run that begins later in
@@ -450,16 +458,11 @@ def read_run(path: Path, text: str, problems: list[str]) -> Run:
     run = Run(os.fspath(path))
     is_jsonl = path.suffix == ".jsonl"
     if is_jsonl:
-        damaged = 0
-        for line in text.splitlines():
-            try:
-                apply_event(run, json.loads(line))
-            except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
-                damaged += 1
-        if damaged:
-            problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")
+        damaged = sum(not apply_line(run, line) for line in text.splitlines())
     else:
-        run = read_text_run(run, strip_line_prefixes(text))
+        run, damaged = read_text_run(run, strip_line_prefixes(text))
+    if damaged:
+        problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")
     if run.earlier_runs:
         words = f"{run.earlier_runs + 1} runs are in this file; only the last one is read"
         run.notes.append(f"{words}; write each run to a file of its own")
@@ -473,11 +476,22 @@ def read_run(path: Path, text: str, problems: list[str]) -> Run:
     return run
 
 
-def read_text_run(run: Run, text: str) -> Run:
-    """Return the last run of a text log; `run` is empty. A header after training lines begins
-    another run if the next step is the first one, or if the seed is another one. Otherwise the
-    header belongs to the same run, which was resumed or evaluated again."""
+def apply_line(run: Run, line: str | Event) -> bool:
+    """Add to the run what a line of a .jsonl, or an event, says. Return False if it is damaged."""
+    try:
+        apply_event(run, json.loads(line) if isinstance(line, str) else line)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
+        return False
+    return True
+
+
+def read_text_run(run: Run, text: str) -> tuple[Run, int]:
+    """Return the last run of a text log, and the number of damaged lines; `run` is empty. A header
+    after training lines begins another run if the next step is the first one, or if the seed is
+    another one. Otherwise the header belongs to the same run, which was resumed or evaluated
+    again."""
     text, was_cut = without_cut_line(text)
+    damaged = 0
     header: list[Event] = []  # of a run that may be another one
     for event in iter_text_events(text):
         if header or (is_header(event) and (run.last_step or run.results)):
@@ -486,14 +500,12 @@ def read_text_run(run: Run, text: str) -> Run:
                 if begins_another_run(header, run):
                     run = Run(run.path, earlier_runs=run.earlier_runs + 1)
                     header = [kept for kept in header if kept["event"] != "checkpoint"]
-                for kept in header:
-                    apply_event(run, kept)
+                damaged += sum(not apply_line(run, kept) for kept in header)
                 header = []
         else:
-            apply_event(run, event)
+            damaged += not apply_line(run, event)
     if any(event["event"] == "checkpoint" for event in header):  # it has resumed this run
-        for kept in header:
-            apply_event(run, kept)
+        damaged += sum(not apply_line(run, kept) for kept in header)
     elif header:
         words = "a later start in this file ended before its first step, and is left out"
         run.notes.append(words)
@@ -501,7 +513,7 @@ def read_text_run(run: Run, text: str) -> Run:
         words = "the last line has no line end, so its last number may be cut: it is left out"
         run.notes.append(words)
     drop_scores_without_end(run)
-    return run
+    return run, damaged
 
 
 def drop_scores_without_end(run: Run) -> None:
@@ -541,8 +553,7 @@ def apply_event(run: Run, event: Event) -> None:
     known = {k: v for k, v in event.items() if k not in ("event", "time", "partial_val")}
     if kind == "run":
         begin_in_jsonl(run, known.get("run_id"))
-    for name in fields.keys() & known.keys():
-        setattr(run, fields[name], known[name] if known[name] != "" else None)
+    set_fields(run, {fields[name]: known[name] for name in known if name in fields})
     if kind in ("config", "settings") and not run.results:
         named = known if kind == "config" else {k: known[k] for k in known if k not in fields}
         run.config |= {
@@ -570,6 +581,16 @@ def apply_event(run: Run, event: Event) -> None:
     elif kind == "warning":
         run.warnings.append(str(event["text"]))
     run.partial_val |= bool(event.get("partial_val"))
+
+
+def set_fields(run: Run, values: dict[str, Any]) -> None:
+    """Set attributes of a run; "" stands for None. Raises TypeError, before anything is set, if a
+    value that must be a number is something else."""
+    for name, value in values.items():
+        if name in NUMBERS and not isinstance(value, (int, float)) and value not in ("", None):
+            raise TypeError(f"{name} must be a number")
+    for name, value in values.items():
+        setattr(run, name, value if value != "" else None)
 
 
 def begin_in_jsonl(run: Run, run_id: Any) -> None:

@@ -41,6 +41,12 @@ def find_run(log: Path | None) -> Run:
     if log.is_dir():
         words = f"the folder {log.resolve()} contains no log (.jsonl)"
         raise ToolError(f"{words}; train first, or give the log of a run, wherever it is")
+    for path in (log.with_suffix(suffix) for suffix in (".txt", ".jsonl")):
+        if log.suffix not in (".txt", ".jsonl", ".log") or not path.is_file():
+            needed = ".txt and the .jsonl of a run of train_gpt.py, with its .int8.ptz beside them"
+            raise ToolError(
+                f"{log} is no log with {path.name} beside it; sample.py needs the {needed}"
+            )
     text = read_log(log.with_suffix(".txt"), events=False)  # the text log contains the script
     known = read_log(log.with_suffix(".jsonl"))
     if not (known.runs and text.runs and text.runs[0].source):

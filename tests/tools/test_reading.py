@@ -225,6 +225,14 @@ def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
     log = runs.read_log(tmp_path / "r.jsonl")
     assert (log.runs[0].status, log.runs[0].error) == ("failed", "step 4")
     assert log.problems == ["3 damaged lines left out"]
+    sizes = json.dumps({"event": "artifact", "artifact_bytes": [1], "code_bytes": 2})
+    (tmp_path / "r.jsonl").write_text(f"{text}{sizes}\n")
+    log = runs.read_log(tmp_path / "r.jsonl")
+    assert log.runs[0].total_bytes is None and log.problems == ["1 damaged line left out"]
+    text = BASELINE.replace("world_size:8", "world_size:eight").replace("seed:1337", "seed:none")
+    log = read_text(tmp_path, text)
+    assert (log.runs[0].world_size, log.runs[0].known_seed) == (None, None)
+    assert log.problems == ["2 damaged lines left out"]
 
 
 CUT = "the last line has no line end, so its last number may be cut: it is left out"
