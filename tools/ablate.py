@@ -288,7 +288,11 @@ class Ablation:
 
 def check_settings(run: PlannedRun, log: Run, names_in_files: Collection[str]) -> None:
     """Raise ToolError if, by its log, the run did not have the settings that were varied. A log
-    does not contain variables that the script reads by itself."""
+    does not contain variables that the script reads by itself. Raise it, too, if the log is a copy
+    of another run's."""
+    logged_id = str(log.config.get("run_id", run.run_id))
+    if logged_id != run.run_id:
+        raise ToolError(f"{run.log} is the log of another run, {logged_id}; move it away")
     for name, text in (*run.variant.settings, ("SEED", str(run.seed))):
         logged = log.config.get(name.lower()) if name.isupper() else None
         read_elsewhere = SYSTEM_VARIABLES.match(name) or name in (*names_in_files, "SEED")

@@ -348,6 +348,16 @@ def test_variables_that_are_no_settings_make_other_runs(place: Place) -> None:
     assert re.search(words + "else", out)
 
 
+def test_a_copied_log_is_no_run_of_another_seed(place: Place) -> None:
+    assert place(*TWO, "--seeds", "2")[0] == 0
+    first, second = place.log("out-0-seed1337"), place.log("out-0-seed1338")
+    second.write_bytes(first.read_bytes())
+    code, _, err = place(*TWO, "--seeds", "2")
+    assert code == 2 and len(place.starts()) == 4
+    words = f"{second.relative_to(place.folder)} is the log of another run, {first.stem}; move it"
+    assert err == f"error: {words} away\n"
+
+
 def test_a_changed_helper_file_makes_other_runs(place: Place) -> None:
     """It lies beside the script, which imports it; the helper imports another one."""
     place.script.write_text("import helper\n" + FAKE)
