@@ -1,7 +1,7 @@
 """Compare runs: print how they differ and how long they took, and test whether one is better.
 
     python3 tools/compare.py LOG...                     # tables; LOG: a file or a folder of logs
-    python3 tools/compare.py LOG... --plot runs.svg     # a plot for a pull request (or .png)
+    python3 tools/compare.py LOG... --plot logs/runs.svg  # a plot for a pull request (or .png)
     python3 tools/compare.py --a LOG... --b LOG...      # test whether A's loss is lower
 
 A and B are the runs of one configuration each, with several seeds. Welch's one-sided test compares

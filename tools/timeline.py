@@ -2,7 +2,7 @@
 each lane (reader, compute, input wait, ...) was busy, and draw a timeline.
 
     python3 tools/timeline.py logs/<RUN_ID>.trace.json.gz [--picture FILE.svg]
-    python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture pair.svg \\
+    python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture logs/pair.svg \\
         --title "without overlap" --title "with overlap"      # both on one time axis
 
 tools/README.md explains the lanes. A lane in which nothing ran is left out. The timeline shows

@@ -163,6 +163,15 @@ def test_two_traces_are_drawn_on_one_time_axis(cpu_trace: Path, tmp_path: Path, 
     assert f"stroke: {WAIT}" not in svg, "a short wait looks short"
 
 
+def test_an_unpacked_trace_is_read(cpu_trace: Path, tmp_path: Path, show: Show) -> None:
+    """Also one that is a bare list of events, which browsers accept, too."""
+    document = json.loads(gzip.decompress(cpu_trace.read_bytes()))
+    expected = show(cpu_trace)[1:]
+    for content in (document, document["traceEvents"]):
+        (tmp_path / "plain.json").write_text(json.dumps(content))
+        assert show(tmp_path / "plain.json")[1:] == expected
+
+
 STEP, PHASE, OTHER = (event(n, 0, 1) for n in ("ProfilerStep#1", "forward", "aten::mm"))
 DAMAGED = [b"", b"[" * 100_000, gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9]]
 NO_TRACES = [(content, "damaged or no trace") for content in DAMAGED]
