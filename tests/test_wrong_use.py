@@ -54,6 +54,22 @@ def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
     assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made)
 
 
+def test_an_error_of_the_system_names_a_file_only_if_it_has_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A file system without locks fails without a file name: another file would not help."""
+
+    def fail(*words: object) -> None:
+        raise OSError(*words)
+
+    assert cli.run(lambda: fail(37, "No locks available")) == 1
+    assert cli.run(lambda: fail(13, "Permission denied", "a.bin"), refused=2) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: No locks available",
+        "error: a.bin: Permission denied; give another file or folder",
+    ]
+
+
 def test_a_closed_pipe_ends_a_tool_without_a_message() -> None:
     reading, writing = os.pipe()
     os.close(reading)
