@@ -25,9 +25,9 @@ case of the letters a to z.
 If the data set has an export.json, all shards must be those that it lists. Otherwise the program
 reports these mistakes and stops.
 
-Finally the program searches the training shards, or the first --train-shards of them, for
-validation documents. A validation document with more than BOS whose tokens are also a training
-document is a mistake.
+Finally the program reads the training shards, or the first --train-shards of them. A token that is
+not in the vocabulary is a mistake. A validation document with more than BOS whose tokens are also a
+training document is a mistake, too.
 
 Exit code: 0 proved, 1 a mistake was found, 2 wrong usage, 3 no mistake found and nothing proved.
 """
@@ -50,10 +50,29 @@ from typing import NamedTuple
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import dataset
 from dataset import cli
-from tokenize_docs import SPACE, Source, Tokenizer, compute_digest
 
-# isort: split
-import numpy as np
+
+def make_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__)
+    add = parser.add_argument
+    text = "the tokenizer of the data set: a SentencePiece .model, or a byte tokenizer's .json"
+    add("--tokenizer", type=Path, required=True, metavar="M", help=text)
+    text = "folder of the data set, with fineweb_val_*.bin"
+    add("--data", type=Path, required=True, metavar="DIR", help=text)
+    text = "files with the original documents, those of the validation split first, in its order"
+    add("--docs", nargs="+", default=[], metavar="FILE", help=text)
+    text = "tokens per sequence, as TRAIN_SEQ_LEN (default: 1024)"
+    add("--seq-len", type=cli.number(int, 1), default=1024, metavar="T", help=text)
+    text = "number of training shards to search for validation documents (default: all)"
+    add("--train-shards", type=cli.number(int, 0), metavar="N", help=text)
+    return parser
+
+
+if __name__ == "__main__":
+    make_parser().parse_args()  # before the imports below, so that --help needs no packages
+
+import numpy as np  # noqa: E402
+from tokenize_docs import SPACE, Source, Tokenizer, compute_digest  # noqa: E402
 
 BLOCK_TOKENS = 1 << 23  # tokens of a shard that are read at a time
 CASE_MARKS = "\ue001\ue002\ue003\ue004"
@@ -352,15 +371,19 @@ class Audit:
 def find_leaked_documents(audit: Audit, paths: list[Path]) -> dict[int, str]:
     """Return {number of a validation document: name of the first training shard that has it}.
 
-    Only documents that are also in one of the training shards `paths` are returned.
+    Only documents that are also in one of the training shards `paths` are returned. If a token of
+    these shards is not in the vocabulary, this is added to the mistakes of `audit`.
     """
     known_keys = np.array([*audit.keys])
     longest = max(audit.keys) >> 16
     progress = cli.progress("training tokens", sum(map(dataset.count_shard_tokens, paths)))
     found: dict[int, str] = {}
+    foreign: dict[Path, None] = {}  # shards that may have tokens that are not in the vocabulary
     shards = [(path,) for path in paths]
     for path, rows, edges in iter_blocks(shards, audit.vocabulary.bos, longest):
         tokens = rows[0]
+        if tokens.max(initial=0) >= audit.vocabulary.size:
+            foreign[path] = None
         lengths = np.diff(edges)
         middle_tokens = tokens[edges[:-1] + lengths // 2]
         keys = (lengths << 16) + middle_tokens
@@ -369,7 +392,21 @@ def find_leaked_documents(audit: Audit, paths: list[Path]) -> dict[int, str]:
             for number in audit.digests.get(compute_digest(document.tobytes()), []):
                 found.setdefault(number, path.name)
         progress.update(BLOCK_TOKENS)
+    audit.mistakes += describe_foreign_tokens(list(foreign), audit.vocabulary.size)
     return found
+
+
+def describe_foreign_tokens(paths: list[Path], size: int) -> Iterator[str]:
+    """Yield a sentence for each shard with ids from `size` on, which are not in the vocabulary."""
+    for path in paths:
+        tokens = np.fromfile(path, "<u2", offset=dataset.HEADER_BYTES)
+        places = np.flatnonzero(tokens >= size)
+        if len(places):  # otherwise they are at the end of the shard before this one
+            yield (
+                f"{path}: tokens that are not among the {size:,} ids of the tokenizer: "
+                f"{len(places):,}, the first is id {tokens[places[0]]} at token {places[0]:,}; "
+                "the shard is damaged, or another tokenizer made it"
+            )
 
 
 def compare_with_export(folder: Path) -> tuple[int | None, list[str]]:
@@ -397,7 +434,8 @@ def compare_with_export(folder: Path) -> tuple[int | None, list[str]]:
 
 
 def search_training_shards(options: argparse.Namespace, audit: Audit) -> str:
-    """Search training shards for validation documents; add a mistake to `audit` if any is found.
+    """Search training shards for validation documents and for tokens that are not in the
+    vocabulary; add mistakes to `audit` if any are found.
 
     Returns a clause for the last line of the output, which says what was searched.
     """
@@ -413,7 +451,8 @@ def search_training_shards(options: argparse.Namespace, audit: Audit) -> str:
             f"the training shards; the first is document {first:,}, in {found[first]}"
         )
     some = f"first {len(searched):,} of " if len(searched) < len(paths) else ""
-    return f"; none of the documents is in the {some}{len(paths):,} training shards"
+    shards = f"the {some}{len(paths):,} training shards"
+    return f"; none of the documents is in {shards}, whose tokens are all in the vocabulary"
 
 
 def describe_result(audit: Audit, split: ValidationSplit, has_docs: bool, searched: str) -> str:
@@ -487,19 +526,10 @@ def audit_split(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = cli.Parser(description=__doc__)
-    add = parser.add_argument
-    text = "the tokenizer of the data set: a SentencePiece .model, or a byte tokenizer's .json"
-    add("--tokenizer", type=Path, required=True, metavar="M", help=text)
-    text = "folder of the data set, with fineweb_val_*.bin"
-    add("--data", type=Path, required=True, metavar="DIR", help=text)
-    text = "files with the original documents, those of the validation split first, in its order"
-    add("--docs", nargs="+", default=[], metavar="FILE", help=text)
-    text = "tokens per sequence, as TRAIN_SEQ_LEN (default: 1024)"
-    add("--seq-len", type=cli.number(int, 1), default=1024, metavar="T", help=text)
-    text = "number of training shards to search for validation documents (default: all)"
-    add("--train-shards", type=cli.number(int, 0), metavar="N", help=text)
+    parser = make_parser()
     options = parser.parse_args()
+    remedy = "give the folder of a data set, its tokenizer and its documents"
+    parser.require([options.tokenizer, options.data, *options.docs], remedy)
     num_listed, mistakes = compare_with_export(options.data)
     if num_listed is not None:
         print(f"shards     {num_listed:,} shards were compared with export.json")

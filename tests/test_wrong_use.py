@@ -14,6 +14,9 @@ ROWS = (ROOT / "tests/wrong_use.txt").read_text("utf-8").splitlines()[1:]
 SOURCES = [path for folder in ("data", "tools") for path in sorted((ROOT / folder).glob("*.py"))]
 PROGRAMS = [path for path in SOURCES if '__name__ == "__main__"' in path.read_text("utf-8")]
 
+HELPFUL = [path for path in PROGRAMS if path.name == "audit.py" or path.parent.name == "tools"]
+HELPFUL = [path for path in HELPFUL if path.name != "verify.py"]
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -29,13 +32,15 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "sets" / "mine").mkdir(parents=True)
     (tmp_path / "sets" / "mine" / "fineweb_train_000000.bin").touch()
     (tmp_path / "cli.py").write_text("no = 'trainer'")
+    (tmp_path / "events.jsonl").write_text('{"event": "run"}\n')
     (tmp_path / "byte.json").write_text('{"kind": "byte", "offset": 4}')
     return tmp_path
 
 
 @pytest.mark.parametrize("row", ROWS)
 def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
-    command, code, words = row.replace("{root}", str(ROOT)).split(" | ")
+    row = row.replace("{root}", str(ROOT)).replace("{folder}", str(folder))
+    command, code, words = row.split(" | ")
     program, *arguments = command.split()
     arguments += ["--out", "made"] if "tokenize_docs" in program else []
     before = {*folder.rglob("*")}
@@ -47,6 +52,22 @@ def test_wrong_use_is_one_line(folder: Path, row: str) -> None:
     assert words in done.err and done.err.count("\n") == 1, done.err
     made = {*folder.rglob("*")} - before
     assert not any(path.suffix in (".bin", ".txt", ".jsonl") for path in made)
+
+
+def test_an_error_of_the_system_names_a_file_only_if_it_has_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A file system without locks fails without a file name: another file would not help."""
+
+    def fail(*words: object) -> None:
+        raise OSError(*words)
+
+    assert cli.run(lambda: fail(37, "No locks available")) == 1
+    assert cli.run(lambda: fail(13, "Permission denied", "a.bin"), refused=2) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: No locks available",
+        "error: a.bin: Permission denied; give another file or folder",
+    ]
 
 
 def test_a_closed_pipe_ends_a_tool_without_a_message() -> None:
@@ -72,6 +93,14 @@ def test_the_message_on_a_missing_package_has_its_requirements_file(
     assert f"; run this program with {cli.VENV_PYTHON}, or {sys.executable}" in cli.missing_package(
         "torch"
     )
+
+
+@pytest.mark.parametrize("program", HELPFUL, ids=lambda path: path.name)
+def test_help_needs_no_packages(program: Path, tmp_path: Path) -> None:
+    """A user reads it before installing anything. -S leaves out all installed packages."""
+    command = [sys.executable, "-I", "-S", program, "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)

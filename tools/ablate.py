@@ -20,10 +20,11 @@ add seeds and values. If a run fails, the other runs continue.
 Exit code: 0 done, 1 a run failed or cannot be compared, 2 wrong usage, 130 interrupted.
 """
 
-# This module builds on runs.py (reads logs), samples.py (tests), report.py (tables and plot) and
-# packed.py (packed scripts).
+# This module builds on runs.py (reads logs), samples.py (tests), report.py (tables and plot),
+# figures.py (matplotlib) and packed.py (packed scripts).
 
 import argparse
+import ast
 import contextlib
 import hashlib
 import itertools
@@ -35,14 +36,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
 from cli import ToolError
-from packed import unpack_script
+from figures import import_matplotlib
+from packed import parse_script, unpack_script
 from report import plot, report
 from runs import Logs, Run, parse_value, read_log
 from samples import (
@@ -63,6 +65,15 @@ TRAINER, QUICKSTART = cli.ROOT / "train_gpt.py", cli.ROOT / "data" / "quickstart
 SYSTEM_VARIABLES = re.compile(
     r"(OMP|MKL|KMP|NCCL|GLOO|CUDA|CUBLAS|CUDNN|PYTORCH|TORCH|TRITON)_|PYTHON"
 )
+# Variables that differ between two terminals or jobs, and do not change what is computed.
+SURROUNDINGS = re.compile(
+    r"CUDA_VISIBLE_DEVICES|PYTHON(UNBUFFERED|DONTWRITEBYTECODE|PYCACHEPREFIX|IOENCODING|UTF8)|PATH|"
+    r"HOME|USER|LOGNAME|HOSTNAME|PWD|OLDPWD|SHELL|SHLVL|TERM|LANG|TMPDIR|(RUN|JOB)_ID|(LOCAL_)?RANK|"
+    r"(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|(SLURM|SSH|XDG|TORCHELASTIC|WANDB)_\w+"
+)
+
+
+AGAIN = "give --out another folder to make all runs again, or restore what has changed"
 
 
 class Variant(NamedTuple):
@@ -114,7 +125,7 @@ def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
     scripts = text.split(",") if text else [None]
     for name in scripts:
         if name and not Path(name).is_file():
-            raise ToolError(f"--script {text}: {name!r} does not exist; give the file's path")
+            raise ToolError(f"--script {text}: {name}: no such file; give the paths of scripts")
     return scripts
 
 
@@ -150,6 +161,7 @@ class Ablation:
         self.varied = [*(["script"] if options.script else []), *self.vary]
         self.folder = options.out or Path("logs", f"ablate-{'-'.join(self.varied).lower()}"[:80])
         known = self.known_settings()
+        self.names_in_files: set[str] = set()  # possible variables in the files of the commands
         self.runs = []
         for round_number, seed in enumerate(self.seeds):
             # Each round begins one variant further, so that no variant always comes first.
@@ -170,18 +182,28 @@ class Ablation:
             if all(Path(word).resolve() != QUICKSTART for word in words):
                 return known  # another trainer may have other settings
         for (script, names), name in itertools.product(known.items(), self.vary):
-            if name not in names and not SYSTEM_VARIABLES.match(name):
-                raise ToolError(f"--vary {name}: {script} has no such setting; --help lists them")
+            by_itself = find_variables(Path(script).read_bytes())
+            if name not in {*names, *by_itself} and not SYSTEM_VARIABLES.match(name):
+                similar = cli.did_you_mean(name, names)
+                words = f"{script} has no such setting; --help lists them{similar}"
+                raise ToolError(f"--vary {name}: {words}")
         return known
 
     def plan_run(self, variant: Variant, seed: int, known: dict[str, set[str]]) -> PlannedRun:
         """Return a run whose RUN_ID contains a checksum of all that decides the run's result: the
-        command, the files in the command, train_gpt.py, and the given settings. So runs of another
-        experiment are never mixed in."""
+        command, the files in the command and those that they import, train_gpt.py, the given
+        settings, and the environment variables whose names are in these files or that PyTorch
+        reads. So runs of another experiment are never mixed in."""
         command = self.build_command(variant)
         files = [*command, variant.script or "", *(known.keys() & {str(TRAINER)})]
-        contents = [Path(file).read_bytes() for file in files if os.path.isfile(file)]
-        names = set().union(*known.values()) - {*SET_FOR_EACH_RUN}
+        files = [file for file in files if os.path.isfile(file)]
+        files += [str(path) for file in files for path in find_imported_files(Path(file))]
+        contents = [Path(file).read_bytes() for file in files]
+        mentioned = set().union(*map(find_variables, contents))
+        self.names_in_files |= mentioned
+        names = set().union(*known.values()) | {n for n in os.environ if SYSTEM_VARIABLES.match(n)}
+        names |= mentioned
+        names -= {name for name in names if SURROUNDINGS.fullmatch(name)} | {*SET_FOR_EACH_RUN}
         settings = {name: os.environ[name] for name in names & os.environ.keys()}
         settings |= dict(variant.settings)
         checksum = hashlib.sha256(repr((command, contents, sorted(settings.items()))).encode())
@@ -196,7 +218,7 @@ class Ablation:
         runs = read_log(run.log).runs
         if not runs or runs[0].status != "finished" or runs[0].result is None:
             return None
-        check_settings(run, runs[0])
+        check_settings(run, runs[0], self.names_in_files)
         return runs[0]
 
     def run_all(self) -> list[str]:
@@ -204,9 +226,10 @@ class Ablation:
         not accept its settings: then the other runs would fail, too."""
         todo = [run for run in self.runs if self.read_result(run) is None]
         failures = []
-        kept = len(self.runs) - len(todo)
+        kept = [run for run in self.runs if run not in todo]
         if kept:
-            print(f"{kept} of {len(self.runs)} runs are finished and kept")
+            self.check_data_of(kept)
+            print(f"{len(kept)} of {len(self.runs)} runs are finished and kept")
         began = time.monotonic()
         for number, run in enumerate(todo, 1):
             label = f"{run.variant.label} seed {run.seed}"
@@ -231,6 +254,22 @@ class Ablation:
                 raise ToolError(f"{label}: {reason}")
         return failures
 
+    def check_data_of(self, kept: Sequence[PlannedRun]) -> None:
+        """Raise ToolError if a shard that a finished run has used has changed since: then the other
+        runs would not differ only in what is varied."""
+        changed = {}  # {shard: has it changed?}
+        for run in kept:
+            log = read_log(run.log).runs[0]
+            for name, identity in log.fingerprint.items():
+                path = Path(str(log.config.get("data_path", "")), name)
+                if not re.fullmatch(r"fineweb_(train|val)_\d+\.bin", name) or not path.is_file():
+                    continue
+                known = path, identity
+                if known not in changed:
+                    changed[known] = cli.shard_identity(path) != identity
+                if changed[known]:
+                    raise ToolError(f"{path} has changed since {run.log} was written; {AGAIN}")
+
     def print_end_of_output(self, run: PlannedRun) -> None:
         printed = (self.folder / f"{run.run_id}.out").read_bytes()[-20_000:]
         lines = printed.decode("utf-8", "replace").splitlines()[-12:]
@@ -247,11 +286,17 @@ class Ablation:
         return code, self.read_result(run)
 
 
-def check_settings(run: PlannedRun, log: Run) -> None:
-    """Raise ToolError if, by its log, the run did not have the settings that were varied."""
+def check_settings(run: PlannedRun, log: Run, names_in_files: Collection[str]) -> None:
+    """Raise ToolError if, by its log, the run did not have the settings that were varied. A log
+    does not contain variables that the script reads by itself. Raise it, too, if the log is a copy
+    of another run's."""
+    logged_id = str(log.config.get("run_id", run.run_id))
+    if logged_id != run.run_id:
+        raise ToolError(f"{run.log} is the log of another run, {logged_id}; move it away")
     for name, text in (*run.variant.settings, ("SEED", str(run.seed))):
         logged = log.config.get(name.lower()) if name.isupper() else None
-        if logged is None and (SYSTEM_VARIABLES.match(name) or name == "SEED"):
+        read_elsewhere = SYSTEM_VARIABLES.match(name) or name in (*names_in_files, "SEED")
+        if logged is None and read_elsewhere:
             continue
         # The log may have another path of the same file.
         if logged != parse_value(text) and Path(str(logged)).name != Path(text).name:
@@ -259,6 +304,38 @@ def check_settings(run: PlannedRun, log: Run) -> None:
                 "the trainer has no such setting, or the command sets it itself; remove it there"
             )
             raise ToolError(f"{name}={text}: the run had {logged}: {words}")
+
+
+def find_variables(script: bytes) -> set[str]:
+    """Return the names in a script that may be environment variables: Python's strings that are
+    names, such as in os.environ["NAME"], and the $NAME of a shell."""
+    if b"\0" in script:  # a program, such as Python's
+        return set()
+    text = unpack_script(script) or script
+    found = re.findall(rb"""["']([A-Za-z_]\w{2,})["']|\$\{?([A-Za-z_]\w{2,})""", text)
+    return {(quoted or of_shell).decode() for quoted, of_shell in found}
+
+
+def find_imported_files(script: Path) -> list[Path]:
+    """Return the files beside a script that it imports, and those that these import. The programs
+    of this repository are left out: their helpers do not change what a run computes."""
+    found: dict[Path, None] = {}
+    todo = [] if script.resolve().parent in (cli.ROOT / "data", cli.ROOT / "tools") else [script]
+    while todo:
+        path = todo.pop()
+        content = path.read_bytes() if path.suffix == ".py" else b""
+        names = set()
+        with contextlib.suppress(ValueError):  # a script that Python does not compile
+            for node in ast.walk(parse_script(unpack_script(content) or content)):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names.add(node.module)
+        beside = [path.with_name(f"{name.partition('.')[0]}.py") for name in sorted(names)]
+        new = [other for other in beside if other.is_file() and other not in (script, *found)]
+        found |= dict.fromkeys(new)
+        todo += new
+    return [*found]
 
 
 def read_setting_names(script: Path) -> set[str]:
@@ -361,7 +438,15 @@ def find_differences(runs: RunsByVariant) -> list[Difference]:
 def refusals(first: Sequence[Run], other: Sequence[Run]) -> list[str]:
     """Return why the runs of the first and of another variant do not measure what was varied."""
     mixed = dict.fromkeys([*relevant_differences(first), *relevant_differences(other)])
-    reasons = [f"the runs of one variant differ in {', '.join(mixed)}"] if mixed else []
+    reasons = []
+    if mixed:
+        reasons.append(f"the runs of one variant differ in {', '.join(mixed)} ({AGAIN})")
+    for runs in (first, other):
+        losses = {run.result.val_loss for run in runs}
+        if len(losses) == 1 and len({run.known_seed for run in runs}) > 1:
+            words = "the loss is equal to the last digit for all seeds, so the command does not use"
+            reasons.append(f"{words} SEED, and the spread between seeds is not known")
+            break
     return [*reasons, *find_split_faults([*first, *other], ["partial_val"])]
 
 
@@ -378,6 +463,17 @@ def judge(runs: RunsByVariant, variant: Variant, changes: Sequence[Difference]) 
     if changes[0].metric == "loss" and changes[0].equal:
         text += "; the losses are equal to the last digit: the variants compute the same"
     return text
+
+
+def describe_wait(change: Difference, changes: Sequence[Difference]) -> str:
+    """Return in words how much of a difference in step time is input wait; empty for another
+    quantity, or if it is not known."""
+    waits = [other for other in changes if other.metric == "input wait"]
+    if change.metric != "step time" or not waits or waits[0].pairs != change.pairs:
+        return ""
+    waited = waits[0].test.difference
+    rest = change.test.difference - waited
+    return f", of which {waited:+.4g} ms is input wait and {rest:+.4g} ms is all else"
 
 
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
@@ -404,7 +500,12 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     blocks = [[title, *(f"  {line}" for line in verdicts)]]
     if rows:
         title = "Differences from the first variant, paired by seed"
-        blocks.append([title, *cli.format_table(head, rows)])
+        waits = [
+            f"step time of {change.variant.label}: {change.test.difference:+.4g} ms{words}"
+            for change in found
+            if (words := describe_wait(change, [c for c in found if c.variant == change.variant]))
+        ]
+        blocks.append([title, *cli.format_table(head, rows), *waits])
     if failures:
         blocks.append(["Failed", *(f"  {failure}" for failure in failures)])
     blocks.append([report(Logs(finished))])
@@ -412,15 +513,16 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
     drawn = {variant.label: logs for variant, logs in runs.items() if logs}
-    plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
-    print(f"{ablation.folder}: report.txt, picture.png   logs: logs/{ablation.folder.name}-*")
+    plotted = plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
+    files = "report.txt, picture.png" if plotted else "report.txt"
+    print(f"{ablation.folder}: {files}   logs: logs/{ablation.folder.name}-*")
     is_refused = any(refusals(runs[first], runs[variant]) for variant in others)
-    return int(bool(failures) or is_refused)
+    return int(bool(failures) or is_refused or not plotted)
 
 
 def ablate(options: argparse.Namespace) -> int:
     # A missing package must be noticed before hours of runs, not after them.
-    import matplotlib  # noqa: F401
+    import_matplotlib()
     import scipy  # noqa: F401
 
     ablation = Ablation(options)

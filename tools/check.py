@@ -37,7 +37,9 @@ from samples import (
     SAME_TEXT,
     SIZE_LIMIT_BYTES,
     bytes_scored,
+    least_bytes_scored,
     relevant_differences,
+    repeated_seeds,
     run_identity,
     seed_groups,
 )
@@ -108,7 +110,8 @@ def is_number(value: object) -> bool:
 
 def read_runs(root: Path, files: Iterable[str]) -> tuple[dict[str, Run], dict[str, str]]:
     """Return {name of a log: its run}, and {name of a file: why it has no run}. If several logs are
-    copies of each other, only the first one is read."""
+    copies of each other, only the first one is read. What was left out of a log is in the run's
+    `notes`."""
     runs: dict[str, Run] = {}
     problems: dict[str, str] = {}
     names_by_identity: dict[Any, str] = {}
@@ -210,10 +213,13 @@ def groups_of_runs(scored: Mapping[str, Run], usual: Mapping[str, Run]) -> Itera
         yield {name: scored[name] for name in one_each}
 
 
-def with_equal_names(group: Mapping[str, Run]) -> Iterator[dict[str, Run]]:
-    """Yield the runs with their results of one name, for each name that all runs have."""
+def with_equal_names(
+    group: Mapping[Any, Run], kinds: Collection[str] = SUBMITTED
+) -> Iterator[dict[Any, Run]]:
+    """Yield the runs with their results of one name, for each name that all runs have. `kinds` are
+    those of the results."""
     results = [
-        {one.name: one for one in run.results if one.kind in SUBMITTED and is_number(one.val_bpb)}
+        {one.name: one for one in run.results if one.kind in kinds and is_number(one.val_bpb)}
         for run in group.values()
     ]
     for name in reversed(results[0] if results else {}):
@@ -270,6 +276,8 @@ def check_logs(record: Record) -> Findings:
     for name, run in record.runs.items():
         if not is_scored(run) and "/" not in name:
             yield "warned", f"{name}: {run.status} at step {run.last_step:,}, without a result"
+        if is_submitted(name) or name in record.judged:
+            yield from (("warned", f"{name}: {note}") for note in run.notes)
     others = len(record.runs) - len(record.judged)
     if others > 0 and record.judged:
         words = f"{others} further runs in the folder; only these were judged"
@@ -285,6 +293,12 @@ def check_seeds(record: Record) -> Findings:
     if isinstance(given, list) and numbers and {*map(str, given)} != {*map(str, numbers)}:
         words = f"submission.json lists the seeds {join_some(given)}"
         yield "warned", f"{words}, but the logs have {join_some(numbers)}"
+    for seed, repeated in repeated_seeds([*runs.values()]).items():
+        names = " and ".join(run.name for run in repeated)
+        yield (
+            "warned",
+            f"{names} have the same seed {seed}, so they are one sample; give one of them",
+        )
     if 0 < len(runs) < 3 and record.track == RECORD_TRACK:
         yield "warned", f"there are only {len(runs)} runs; three seeds are usual"
     if differing := relevant_differences([*runs.values()], allow=JUDGED_BY_OTHER_RULES):
@@ -311,6 +325,14 @@ def explain_number(key: str, runs: Sequence[Run]) -> Iterator[tuple[str, str, fl
         values = [getattr(run.result, key) for run in chosen.values()]
         if all(map(is_number, values)):
             yield "warned", f"the mean of {chosen[0].result.name}", fmean(values)
+    for chosen in with_equal_names(dict(enumerate(runs)), ["before"]):
+        results = [run.result for run in chosen.values()]
+        values = [getattr(result, key) for result in results]
+        if all(map(is_number, values)):
+            words = f"the mean of {results[0].name}, which is no score of the artifact"
+            if (longest := max(result.eval_ms or 0 for result in results)) > TIME_LIMIT_MS:
+                words += f" (and took up to {longest / 1e3:,.1f} s; the limit is 600 s)"
+            yield "refused", words, fmean(values)
     for run in runs:
         for one in run.results:
             level = "warned" if one.kind in SUBMITTED else "refused"
@@ -413,13 +435,25 @@ def check_validation_data(record: Record, run: Run) -> Findings:
     if run.partial_val:
         yield "refused", "it scored only a part of the validation split; run it with VAL_TOKENS=0"
     elif size is None:
-        yield "not checked", "the number of counted bytes; run data/audit.py to check it"
+        yield from check_chunks(run)
     elif size > TEXT_BYTES * SAME_TEXT:
         yield "refused", f"{counted}; some may be counted twice: run data/audit.py"
     elif size > TEXT_BYTES * SAME_BYTES:
         yield "warned", f"{counted}; run data/audit.py"
     elif size < TEXT_BYTES / SAME_BYTES:
         yield record.serious, f"{counted}; score the whole split"
+
+
+def check_chunks(run: Run) -> Findings:
+    """Check the number of counted bytes of a log that says only how many chunks it scored."""
+    least = least_bytes_scored(run)
+    if least is None or least < TEXT_BYTES / SAME_BYTES:
+        yield "not checked", "the number of counted bytes; run data/audit.py to check it"
+    elif least > TEXT_BYTES * SAME_BYTES:
+        scored = f"{least / 1e6:,.1f} million bytes of text or more in {run.val_chunks:,} chunks"
+        words = f"it counted {scored}, the challenge's split has {TEXT_BYTES:,} bytes"
+        level = "refused" if least > TEXT_BYTES * SAME_TEXT else "warned"
+        yield level, f"{words}; some may be counted twice: run data/audit.py"
 
 
 RULES = (check_files, check_logs, check_seeds, check_stated_results, check_sizes)

@@ -9,9 +9,11 @@ import os
 import re
 import shlex
 import sys
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -37,6 +39,21 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {one_line(message)}; --help lists the options\n")
+
+    def require(self, paths: Iterable[Path | str | None], remedy: str) -> None:
+        """End the program as for a wrong option if a file or folder that it will read does not
+        exist. None stands for an option that was not given."""
+        for path in paths:
+            if path is not None and not os.path.exists(path):
+                self.exit(2, f"error: {one_line(path)}: no such file; {one_line(remedy)}\n")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return "; did you mean NAME?" with the most similar of the names; empty if none is
+    similar."""
+    by_lower = {known.lower(): known for known in names}
+    similar = get_close_matches(name.lower(), by_lower, 1)
+    return f"; did you mean {by_lower[similar[0]]}?" if similar else ""
 
 
 def number(kind: type, lowest: float, highest: float = 2**63 - 1) -> Callable[[str], Any]:
@@ -89,11 +106,10 @@ def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "")
     except BrokenPipeError:
         os._exit(141)  # as after SIGPIPE: the reader of the output, such as head, has closed it
     except OSError as error:
-        where = one_line(error.filename or "system")
-        print(
-            f"error: {where}: {error.strerror or error}; give another file or folder",
-            file=sys.stderr,
-        )
+        # Without the name of a file, another file would be no remedy.
+        where, remedy = one_line(error.filename or ""), "; give another file or folder"
+        place, remedy = (f"{where}: ", remedy) if where else ("", "")
+        print(f"error: {place}{error.strerror or error}{remedy}", file=sys.stderr)
     return refused
 
 
@@ -140,6 +156,16 @@ def write_shard(path: Path, tokens: Iterable[int]) -> None:
     content = array("H", tokens)
     header = array("i", [20240520, 1, len(content), *[0] * 253])
     path.write_bytes(header.tobytes() + content.tobytes())
+
+
+def shard_identity(path: Path) -> str:
+    """Return what train_gpt.py logs of a shard: its number of tokens, and a checksum of its first
+    and its last 64 KiB."""
+    with open(path, "rb") as file:
+        start = file.read(1 << 16)
+        file.seek(max(0, path.stat().st_size - (1 << 16)))
+        checksum = zlib.crc32(file.read(1 << 16), zlib.crc32(start))
+    return f"{int.from_bytes(start[8:12], 'little')} tokens, {checksum:08x}"
 
 
 def progress(what: str, total: int) -> Any:

@@ -1,17 +1,18 @@
 """Compare runs: print how they differ and how long they took, and test whether one is better.
 
     python3 tools/compare.py LOG...                     # tables; LOG: a file or a folder of logs
-    python3 tools/compare.py LOG... --plot runs.svg     # a plot for a pull request (or .png)
+    python3 tools/compare.py LOG... --plot logs/runs.svg  # a plot for a pull request (or .png)
     python3 tools/compare.py --a LOG... --b LOG...      # test whether A's loss is lower
 
 A and B are the runs of one configuration each, with several seeds. Welch's one-sided test compares
 their results in nats per token, or in bits per byte if the tokenizers differ. If A and B have the
 same seeds, their paired differences are printed, too. compare.py refuses the test, with one line
 for each reason, if a group mixes configurations (--allow NAME says that a difference in NAME does
-not matter), if runs are missing, unfinished or the same, if neither group has results that differ,
-if the validation data differ, or if only a part of them was scored.
+not matter), if runs are missing, unfinished or the same, if a group has two runs of one seed, if
+neither group has results that differ, if the validation data differ, or if only a part of them was
+scored.
 
-Exit code: 0 done, 1 the test was refused or no log was read, 2 wrong usage.
+Exit code: 0 done, 1 the test was refused, no log was read or the plot failed, 2 wrong usage.
 """
 
 # This module builds on runs.py (reads logs), samples.py (groups and tests) and report.py (tables
@@ -60,15 +61,34 @@ def refusals(a: Runs, b: Runs, allow: Sequence[str]) -> Iterator[str]:
     for run in runs:
         if run.status in ("failed", "interrupted") or result_value(run, unit) is None:
             state = f"{run.name} ({run.error or run.status}, step {run.last_step})"
-            yield f"{state} has no result to compare; leave it out, or finish it"
-    for known, numbers in indices_by_value(map(run_identity, runs)).items():
-        if known and numbers[1:]:
-            names = " and ".join(runs[number].name for number in numbers)
-            yield f"{names} are the same run, equal to the last digit; give it once, in A or in B"
+            remedy = "leave it out, or finish it"
+            if run.status in ("finished", "no val_bpb"):
+                remedy = "leave it out"
+            yield f"{state} has no result to compare; {remedy}"
+    yield from find_repeats(a, b, unit)
     different = [len({result_value(run, unit) for run in group}) for group in (a, b)]
     if max(different) < 2 <= min(len(a), len(b)):
         yield "the results in each group are equal, so the spread between seeds is not known"
     yield from samples.find_split_faults(runs, allow)
+
+
+def find_repeats(a: Runs, b: Runs, unit: str) -> Iterator[str]:
+    """Yield the runs that are given twice, or else the seeds that a group has twice."""
+    runs = [*a, *b]
+    same_run = False
+    for known, numbers in indices_by_value(map(run_identity, runs)).items():
+        if known and numbers[1:]:
+            names = " and ".join(runs[number].name for number in numbers)
+            yield f"{names} are the same run, equal to the last digit; give it once, in A or in B"
+            same_run = True
+    if same_run:
+        return
+    for name, group in (("A", a), ("B", b)):
+        scored = [run for run in group if result_value(run, unit) is not None]
+        for seed, repeated in samples.repeated_seeds(scored).items():
+            names = " and ".join(run.name for run in repeated)
+            words = f"{name} has {len(repeated)} runs of seed {seed}: {names}"
+            yield f"{words}; they are one sample, not {len(repeated)}, so give one of them"
 
 
 def comparison_lines(a: Runs, b: Runs, margin: float | None) -> list[str]:
@@ -142,10 +162,11 @@ def compare(options: argparse.Namespace) -> int:
         groups = [[logs.runs[index] for index in group] for group in indices]
     if not logs.runs:
         raise cli.ToolError("\n".join(logs.problems))
+    plotted = True
     if options.plot:  # before the tables are printed: their reader may close the pipe
-        plot(groups, samples.variant_labels(groups), options.plot)
+        plotted = plot(groups, samples.variant_labels(groups), options.plot)
     print("\n".join([*answer, report(logs, options.allow)]))
-    return int(bool(refused))
+    return int(bool(refused) or not plotted)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,6 +194,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("give either logs, such as logs/*.txt, or two groups with --a and --b")
     if options.margin is not None and not options.a:
         parser.error("--margin needs the groups --a and --b; add them, or remove --margin")
+    paths = [*options.logs, *(options.a or ()), *(options.b or ())]
+    parser.require(paths, "give logs, or folders of logs")
     return cli.run(lambda: compare(options))
 
 

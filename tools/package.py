@@ -225,6 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="script to submit (default: the script in the logs)",
     )
     options = parser.parse_args(arguments)
+    parser.require(options.logs, "give the logs of finished runs, such as logs/s1.txt")
+    parser.require([options.pack, options.diff, options.script], "give a script")
     if options.diff:
         return cli.run(lambda: print("\n".join(diff_lines(options.diff.read_bytes())))) or 0
     if options.pack:

@@ -93,19 +93,31 @@ def list_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.diff"))
 
 
+def list_stacks() -> list[str]:
+    return sorted(path.stem for path in STACKS.glob("*.json"))
+
+
 def load_recipe(name: str) -> Recipe:
     """Read a recipe. Raises ToolError if there is none of this name."""
     path = FOLDER / f"{name}.diff"
     if not path.is_file():
-        raise ToolError(
-            f"{name}: no such recipe in {FOLDER}; recipe.py list shows all recipes and stacks"
-        )
+        similar = cli.did_you_mean(name, list_names())
+        if name in list_stacks():
+            similar = f"; it is a stack, so write --stack {name}"
+        words = f"no such recipe in {FOLDER}; recipe.py list shows all recipes and stacks"
+        raise ToolError(f"{name}: {words}{similar}")
     header, _, diff = path.read_text(encoding="utf-8").partition("\n--- ")
     return Recipe(name, header + "\n", "--- " + diff)
 
 
 def load_stack(name: str) -> dict[str, Any]:
-    """Return a stack: its recipes in order, their settings, and how to run them."""
+    """Return a stack: its recipes in order, their settings, and how to run them. Raises ToolError
+    if there is none of this name."""
+    if name not in list_stacks():
+        similar = cli.did_you_mean(name, list_stacks())
+        raise ToolError(
+            f"{name}: no such stack; the stacks are {', '.join(list_stacks())}{similar}"
+        )
     return json.loads((STACKS / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -145,7 +157,12 @@ def merge(ours: tuple[str, str], base: str, theirs: tuple[str, str]) -> str:
         done = git(folder, "merge-file", "-p", "--diff3", *labels, "ours", "base", "theirs")
     text = CONFLICT.sub(resolve_conflict, done.stdout)
     if shown := [conflict[0] for conflict in CONFLICT.finditer(text)]:
-        raise ToolError(f"{ours[0]} and {theirs[0]} change the same lines:\n" + "".join(shown))
+        remedy = (
+            "nothing was written; leave one of them out, or apply one of them, make the change of "
+            "the other one by hand in the written file, and check it with tools/verify.py"
+        )
+        words = f"{ours[0]} and {theirs[0]} change the same lines:\n"
+        raise ToolError(words + "".join(shown) + remedy)
     return text
 
 
@@ -244,9 +261,9 @@ def list_recipes(options: argparse.Namespace) -> None:
         print(f"{name:18} {lines:>8}  {recipe.sentence}")
         for setting, (default, on) in recipe.settings.items():
             print(f"{'':28} {setting}={default}, on: {setting}={on}")
-    for path in sorted(STACKS.glob("*.json")):
-        values = load_stack(path.stem)
-        print(f"--stack {path.stem}: {', '.join(values['recipes'])}: {values['score']}")
+    for name in list_stacks():
+        values = load_stack(name)
+        print(f"--stack {name}: {', '.join(values['recipes'])}: {values['score']}")
 
 
 def apply_recipes(options: argparse.Namespace) -> None:
@@ -352,6 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     command.set_defaults(run=new_recipe)
     options = parser.parse_args(arguments)
+    parser.require([getattr(options, "source", None)], "give an edited copy of train_gpt.py")
     return cli.run(lambda: options.run(options) or 0)
 
 

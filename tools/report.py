@@ -1,7 +1,7 @@
 """Tables and plots of runs, for compare.py and ablate.py.
 
-This module builds on runs.py (what a log says), samples.py (which runs belong together) and cli.py
-(tables as text). matplotlib and pandas are imported only for a plot.
+This module builds on runs.py (what a log says), samples.py (which runs belong together), cli.py
+(tables as text) and figures.py (writes plots). matplotlib and pandas are imported only for a plot.
 """
 
 import math
@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-import numpy as np
 import samples
-from cli import format_cell, format_numbers, format_table, join_some
+from cli import format_cell, format_numbers, format_table, join_some, one_line
+from figures import write_figure
 from runs import Logs, Run
 from samples import (
     BITS,
@@ -182,11 +182,20 @@ def plot(
     names: Sequence[str],
     path: Path,
     verdicts: Sequence[str] = (),
-) -> None:
+) -> bool:
     """Write the plot of compare.py and ablate.py. On the left is each variant's mean over its seeds
     against the step, with a band of one standard deviation. On the right are the results or, with
     `verdicts`, the differences from the first variant with the same seed. If a variant has runs
-    with a result, its other runs are left out. A note below says what a reader must know."""
+    with a result, its other runs are left out. A note below says what a reader must know. Return
+    whether the plot was written; if not, the reason was printed."""
+    names, verdicts = [one_line(name) for name in names], [one_line(line) for line in verdicts]
+    return write_figure(lambda: make_figure(groups, names, verdicts), path)
+
+
+def make_figure(
+    groups: Sequence[Sequence[Run]], names: Sequence[str], verdicts: Sequence[str]
+) -> Any:
+    """Return the matplotlib figure that `plot` writes."""
     from matplotlib import cycler  # slow to import
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -206,7 +215,7 @@ def plot(
     note = textwrap.fill(f"Note: {'; '.join(notes)}", 13 * WIDTH) if notes else ""
     lines = [part for line in title for part in textwrap.wrap(line, 11 * WIDTH)]
     rows = len(groups) + note.count("\n") + len(lines)
-    figure = Figure(figsize=(WIDTH, 4.4 + 0.2 * rows), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.4 + 0.2 * rows), layout="constrained", dpi=150)
     if quantity:
         curves, dots = figure.subplots(1, 2, width_ratios=[3, 2])
         draw_curves(curves, drawn, quantity)
@@ -222,7 +231,7 @@ def plot(
     legend = figure.legend(handles=handles, title=note or None, title_fontsize=9, **place)
     legend.get_title().set_color("#a00000")
     figure.suptitle("\n".join(lines), fontsize=11)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def plot_notes(groups: Sequence[Sequence[Run]], kept: Sequence[Sequence[Run]]) -> list[str]:
@@ -297,6 +306,8 @@ def draw_dots(
     axis: Any, variants: Sequence[Variant], values: list[list[float]], axis_label: str
 ) -> None:
     """Draw for each variant the mean of its values, its 95 % interval, and a dot for each seed."""
+    import numpy as np  # slow to import
+
     for x, (variant, seed_values) in enumerate(zip(variants, values, strict=True)):
         if not seed_values:
             continue

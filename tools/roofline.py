@@ -11,21 +11,20 @@ published step times. Validation and test-time training are left out. It takes a
 nine layers, and three minutes if layers are repeated.
 """
 
-# This module builds on kernels.py, which records the kernels of a step.
+# This module builds on kernels.py (records the kernels of a step) and figures.py (writes the plot).
+# kernels.py and pandas are imported when they are used, so that --help needs no packages.
 
 import argparse
 import math
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from io import StringIO
 from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
-import pandas
-from kernels import record
+from figures import write_figure
 
 # The first four rows are from data sheets, without sparsity: memory bandwidth in bytes/s, matrix
 # products in bfloat16 FLOP/s, memory in GB, bandwidth between GPUs in bytes/s. The other rows are
@@ -53,7 +52,11 @@ cudnn_backward    0.281    0.281    0.281    0.330    0.550
 fa3_forward       0.268    0.268    0.268    0.330    0.550
 fa3_backward      0.367    0.367    0.367    0.330    0.550
 """
-DEVICES = pandas.read_csv(StringIO(RATES), sep=r"\s+", index_col="rate")
+HEAD, *ROWS = (line.split() for line in RATES.strip().splitlines())
+DEVICES = {  # {device: {rate: number}}
+    device: {name: float(numbers[column]) for name, *numbers in ROWS}
+    for column, device in enumerate(HEAD[1:])
+}
 # The rate of attention rises with the length T of the sequences, because a longer sequence has more
 # work for each block of queries. It is taken to be proportional to T / (T + HALF_SPEED_LENGTH).
 # HALF_SPEED_LENGTH was fitted to these step times, which are published logs of scripts with flash
@@ -112,6 +115,8 @@ def slowest_rank(step, rates, ranks):
 
 def make_table(step, rates, ranks):
     """Return a table with the kernels, bytes, FLOPs and time of each part of a step."""
+    import pandas  # slow to import
+
     table = pandas.DataFrame(step.kernels)
     table["kernels"] = 1
     table["GB"] = table.bytes / 1e9
@@ -180,31 +185,33 @@ def compare(edited, base):
     print(f"{edited.name}: {ms:+.2f} ms ({share:+.1%}), {steps} in {RUN} s, {memory:+,.0f} MB")
 
 
-def draw(runs, path):
-    """Write a bar plot of the ms of each part of the first step, for each script."""
+def make_figure(runs):
+    """Return a bar plot of the ms of each part of the first step, for each script."""
+    import pandas
     from matplotlib.figure import Figure  # optional, and slow to import
 
     ms = pandas.concat({run.name: run.tables[0].ms for run in runs}, axis=1)[::-1]
     ms.index = ms.index.map(": ".join)
     figure = Figure(figsize=(9, 0.3 * len(ms) + 1.5), dpi=150, layout="constrained")
     ms.plot.barh(ax=figure.subplots(), width=0.8, xlabel="estimated time in a step (ms)")
-    figure.savefig(path)
+    return figure
 
 
 def parse_rate(text):
     """Return (name, number) of an option --rate NAME=number."""
     name, _, value = text.partition("=")
-    if name not in DEVICES.index:
-        raise argparse.ArgumentTypeError(
-            f"{text}: the name must be one of {', '.join(DEVICES.index)}"
-        )
+    names = list(DEVICES["h100"])
+    if name not in names:
+        raise argparse.ArgumentTypeError(f"{text}: the name must be one of {', '.join(names)}")
     return name, cli.number(float, 1e-9)(value)
 
 
 def estimate(options):
     """Print the estimates for the script, and the comparison with another script if one is
     given."""
-    rates = dict(DEVICES[options.device]) | dict(options.rate)
+    from kernels import record  # imports torch
+
+    rates = DEVICES[options.device] | dict(options.rate)
     scripts = [words for words in (options.script, options.against) if words]
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(record, file, given, options.ranks) for file, *given in scripts]
@@ -220,10 +227,11 @@ def estimate(options):
         print("\n".join((format_table(table), *summary_lines(step, table, rates), "")))
     print(f"{edited.count:,.0f} steps in {RUN} s, if the host and other ranks cause no delay")
     if options.picture:
-        draw(runs, options.picture)
-        print(f"plot: {options.picture}")
+        drawn = write_figure(lambda: make_figure(runs), options.picture)
+        print(f"plot: {options.picture}" if drawn else "plot: none, see the error above")
     if options.against:
         compare(*runs)
+    return int(bool(options.picture) and not drawn)
 
 
 def main(arguments=None):
@@ -265,11 +273,13 @@ def main(arguments=None):
     )
     options = parser.parse_args(arguments)
     for script, *settings in filter(None, (options.script, options.against)):
-        wrong = [word for word in settings if "=" not in word]
-        if wrong or not Path(script).is_file():
-            parser.error(
-                f"{(wrong or [script])[0]}: give one file, followed by settings NAME=value"
-            )
+        if "=" in script:
+            parser.error(f"{script}: give the script first, and its settings after it")
+        if not Path(script).is_file():
+            fault = "not a file" if Path(script).exists() else "no such file"
+            parser.error(f"{script}: {fault}; give an edited copy of train_gpt.py")
+        if wrong := [word for word in settings if "=" not in word]:
+            parser.error(f"{wrong[0]}: give one file, followed by settings NAME=value")
     return cli.run(lambda: estimate(options))
 
 

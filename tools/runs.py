@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,6 +104,8 @@ FACTS = {  # {event: patterns of lines whose named groups are values of the even
     "data": (
         r"(?:train_loader:dataset:(?P<dataset>\S{1,400}) )?train_shards: ?(?P<train_shards>\d+)",
         r"(?:val_loader:.* |val_)tokens: ?(?P<val_tokens>\d+)",
+        r"ttt\w{0,40}:start chunks=(?P<val_chunks>\d{1,9})"
+        r"( chunk_tokens=(?P<chunk_tokens>\d{1,9}))?",
     ),
     "warning": (r"WARNING: (?P<text>.+)",),
     "checkpoint": (r"resumed: step:(?P<step>\d{1,12})(?P<resumed_from>\b.*)",),
@@ -123,6 +125,11 @@ RESULT = re.compile(
     rf"([A-Za-z][^{{}}\"']{{0,80}}?)\bval_loss[:=] ?({NUMBER})[ ,]"
     rf".*?\bval_bpb[:=] ?({NUMBER})(?![\w.])"
 )
+
+
+# The last line of a run of this trainer says how the run ended. On the console, `finished` is
+# followed by the name of the log.
+END = re.compile(r"(?P<status>finished|failed|interrupted)(?:: (?P<error>.+))?")
 
 
 def parse_line(text: str) -> Event | None:
@@ -152,7 +159,10 @@ def parse_step(step: int, text: str) -> Event | None:
     values |= {name: find_number(name, text) for name in ("train_loss", "mean_loss")}
     crc = re.search(r"\bdata_crc:([0-9a-f]{8})\b", text)
     values["data_crc"] = crc[1] if crc else None
-    return {"event": "step", **values} if values["train_loss"] is not None else None
+    if values["train_loss"] is not None:
+        return {"event": "step", **values}
+    # Logs of modded-nanogpt and nanoGPT have no bits per byte.
+    return {"event": "validation", **values} if values["val_loss"] is not None else None
 
 
 def parse_settings(split: str | None, text: str) -> Event:
@@ -210,6 +220,9 @@ class Run:
     dataset: str | None = None
     train_shards: int | None = None
     val_tokens: int | None = None  # predicted tokens of the validation split
+    # Test-time training scores the split in chunks of chunk_tokens, of which the last is shorter.
+    val_chunks: int | None = None
+    chunk_tokens: int | None = None
     steps: list[Line] = field(default_factory=list)
     validations: list[Line] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)  # all results after the last training step
@@ -225,8 +238,12 @@ class Run:
     scripts: list[str] = field(default_factory=list)  # sha256 of each script that trained the run
     resumed_at: list[int] = field(default_factory=list)  # the first step after each resume
     warnings: list[str] = field(default_factory=list)  # the warnings in a text log
+    earlier_runs: int = 0  # runs in the same file before this one
+    says_its_end: bool = False  # a text log whose last line says how the run ended, see END
+    notes: list[str] = field(default_factory=list)  # in words: what was left out of the log
     partial_val: bool = False  # the run scored only a part of the validation split
-    status: str = "unfinished"  # finished, failed, interrupted, unfinished, no steps
+    # finished, failed, interrupted, unfinished, no steps, no val_bpb (another trainer's log)
+    status: str = "unfinished"
     error: str | None = None
 
     @property
@@ -298,17 +315,39 @@ def read_log(path: str | os.PathLike[str], events: bool = True) -> Logs:
     if events and path.suffix in LOG_SUFFIXES and beside.is_file():
         path = beside
     try:
-        # Bytes that are not UTF-8 survive: they return when the text is encoded in the same way.
-        text = read_file(path).decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
-        run = read_run(path, text, log.problems)
+        data = read_file(path)
     except OSError as error:
         log.problems.append(f"cannot be read: {error.strerror}")
         return log
+    run = read_run(path, decode(data), log.problems)
+    log.problems += run.notes
     if not (run.steps or run.validations or run.results or run.error):
-        log.problems.append("not a training log: it contains no step and no result")
+        kind = describe_foreign_file(data)
+        log.problems.append(kind or "not a training log: it contains no step and no result")
     else:
         log.runs.append(run)
     return log
+
+
+def decode(data: bytes) -> str:
+    """Return the text of a log without colours. Bytes that are not UTF-8 survive: they return when
+    the text is encoded in the same way. PowerShell writes UTF-16, with a byte order mark."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        text = data.decode("utf-16", "replace")
+    else:
+        text = data.decode("utf-8-sig", "surrogateescape")
+    return re.sub(r"\x1b\[[0-9;]{0,20}[A-Za-z]", "", text).replace("\r\n", "\n")
+
+
+def describe_foreign_file(data: bytes) -> str:
+    """Return what a file is that was given in place of a log, and what to do; empty if unknown."""
+    if data.startswith(b"version https://git-lfs.github.com/"):
+        return "a Git LFS pointer, not a log; run git lfs pull in its repository"
+    if data.startswith((b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")):
+        return "a packed file, not a log; unpack it first"
+    if re.match(rb"\s*<(!doctype|html)", data, re.IGNORECASE):
+        return "a page of HTML, not a log; download the file itself (on GitHub: Raw)"
+    return ""
 
 
 def read_file(path: Path, most: int = MAX_BYTES) -> bytes:
@@ -338,12 +377,42 @@ def find_scripts(log: str) -> Iterator[tuple[int, int]]:
         position = end.end()
 
 
+def without_cut_line(text: str) -> tuple[str, bool]:
+    """Return the text without a last line that was cut in a number, and whether there was one.
+    A line without a line end may be cut, unless it says how the run ended, or is a result that goes
+    on behind its last number or has all decimals of its loss."""
+    lines = text.splitlines(keepends=True)
+    if not lines or lines[-1].endswith("\n"):
+        return text, False
+    last = lines[-1][:MAX_LINE]
+    event = parse_line(last) or {"event": ""}
+    if event["event"] not in ("step", "validation", "score"):
+        return text, False
+    if match := RESULT.match(last):
+        decimals = [len(number.partition(".")[2]) for number in match.groups()[1:]]
+        if match.end() < len(last) or decimals[1] >= decimals[0]:
+            return text, False
+    return "".join(lines[:-1]), True
+
+
 def iter_text_events(text: str) -> Iterator[Event]:
-    """Yield the events of a text log. The text of a script is one event."""
-    position = 0
+    """Yield the events of a text log. The text of a script is one event. The event "begin" means
+    that a run of this trainer begins: the line of its settings and the line of its overlap are
+    there. The event "end" is only known in these logs."""
+    position, own_lines = 0, 0
     for begin, end in [*find_scripts(text), (len(text), len(text))]:
         for line in text[position:begin].splitlines():
-            if event := parse_line(line[:MAX_LINE].rstrip()):
+            line = line[:MAX_LINE].rstrip()
+            if line.startswith("settings:"):
+                own_lines = 1
+            elif own_lines == 1 and line.startswith("train_io:"):
+                own_lines = 2
+                yield {"event": "begin", "says_its_end": True, "status": "unfinished", "error": ""}
+            if own_lines == 2 and (match := END.fullmatch(line)):
+                found = {name: value for name, value in match.groupdict().items() if value}
+                is_place = found["status"] != "failed"  # on the console: the name of the log
+                yield {"event": "end", **found, **({"error": ""} if is_place else {})}
+            elif event := parse_line(line):
                 yield event | {"partial_val": "partial_val:1" in line}
         if begin < end:
             # Printing the script added one line end.
@@ -361,32 +430,120 @@ FIELDS = {
     "artifact_bytes": "model_bytes",
 }
 FIELDS |= {name: name for name in (*CONDITIONS, "settings", "source", "status", "error")}
-FIELDS |= {name: name for name in ("code_bytes", "total_bytes")}
-FIELDS_BY_EVENT = dict.fromkeys(("run", "data", "input", "artifact", "end", "source"), FIELDS)
+FIELDS |= {name: name for name in ("code_bytes", "total_bytes", "val_chunks", "chunk_tokens")}
+FIELDS |= {"says_its_end": "says_its_end"}
+EVENTS_WITH_FIELDS = ("begin", "run", "data", "input", "artifact", "end", "source")
+FIELDS_BY_EVENT = dict.fromkeys(EVENTS_WITH_FIELDS, FIELDS)
 FIELDS_BY_EVENT["config"] = {"seed": "seed"}
 FIELDS_BY_EVENT["settings"] = {"seed": "seed", "grad_accum_steps": "micro_steps"}
 FIELDS_BY_EVENT["settings"] |= {"world_size": "world_size", "model_params": "model_params"}
+NUMBERS = {*FIELDS.values(), "seed"} - {
+    "dataset",
+    "settings",
+    "source",
+    "status",
+    "error",
+    "partial_val",
+}
 # Attributes that are kept if a log goes on with a second run, which resumes the first one.
-KEPT = ("path", "steps", "validations", "scripts", "resumed_at")
+KEPT = ("path", "steps", "validations", "scripts", "resumed_at", "earlier_runs")
+# Attributes that are known only after training. They do not belong to a run that begins later in
+# the same file.
+MEASURED = ("code_bytes", "model_bytes", "total_bytes", "train_time_ms", "val_total_ms")
+MEASURED += ("input_wait_ms", "eval_ms")
 
 
 def read_run(path: Path, text: str, problems: list[str]) -> Run:
     """Return the last run that a log describes. Damaged events are left out."""
     run = Run(os.fspath(path))
     is_jsonl = path.suffix == ".jsonl"
-    events = text.splitlines() if is_jsonl else iter_text_events(strip_line_prefixes(text))
-    damaged = 0
-    for event in events:
-        try:
-            apply_event(run, json.loads(event) if is_jsonl else event)
-        except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
-            damaged += 1
+    if is_jsonl:
+        damaged = sum(not apply_line(run, line) for line in text.splitlines())
+    else:
+        run, damaged = read_text_run(run, strip_line_prefixes(text))
     if damaged:
         problems.append(f"{damaged} damaged line{'s' * (damaged > 1)} left out")
+    if run.earlier_runs:
+        words = f"{run.earlier_runs + 1} runs are in this file; only the last one is read"
+        run.notes.append(f"{words}; write each run to a file of its own")
     derive_results(run)
-    if run.result and not is_jsonl:
+    if run.result and not (is_jsonl or run.says_its_end):
         run.status = "finished" if run.steps or run.validations else "no steps"
+    elif run.validations and not any(line.val_bpb is not None for line in run.validations):
+        run.status = "no val_bpb"
+        words = "its lines have val_loss but no val_bpb, like those of modded-nanogpt"
+        run.notes.append(f"{words}: its losses are shown, but there is no score to compare")
     return run
+
+
+def apply_line(run: Run, line: str | Event) -> bool:
+    """Add to the run what a line of a .jsonl, or an event, says. Return False if it is damaged."""
+    try:
+        apply_event(run, json.loads(line) if isinstance(line, str) else line)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError):
+        return False
+    return True
+
+
+def read_text_run(run: Run, text: str) -> tuple[Run, int]:
+    """Return the last run of a text log, and the number of damaged lines; `run` is empty. A header
+    after training lines begins another run if the next step is the first one, or if the seed is
+    another one. Otherwise the header belongs to the same run, which was resumed or evaluated
+    again."""
+    text, was_cut = without_cut_line(text)
+    damaged = 0
+    header: list[Event] = []  # of a run that may be another one
+    for event in iter_text_events(text):
+        if header or (is_header(event) and (run.last_step or run.results)):
+            header.append(event)
+            if is_progress(event):
+                if begins_another_run(header, run):
+                    run = Run(run.path, earlier_runs=run.earlier_runs + 1)
+                    header = [kept for kept in header if kept["event"] != "checkpoint"]
+                damaged += sum(not apply_line(run, kept) for kept in header)
+                header = []
+        else:
+            damaged += not apply_line(run, event)
+    if any(event["event"] == "checkpoint" for event in header):  # it has resumed this run
+        damaged += sum(not apply_line(run, kept) for kept in header)
+    elif header:
+        words = "a later start in this file ended before its first step, and is left out"
+        run.notes.append(words)
+    if was_cut:
+        words = "the last line has no line end, so its last number may be cut: it is left out"
+        run.notes.append(words)
+    drop_scores_without_end(run)
+    return run, damaged
+
+
+def drop_scores_without_end(run: Run) -> None:
+    """Remove the scores of a run of this trainer whose log does not say how the run ended: later
+    lines may be missing, such as the score of the artifact."""
+    if run.says_its_end and run.status == "unfinished" and run.results:
+        run.results.clear()
+        words = (
+            'no last line says how the run ended (such as "finished"), so the log is cut, or the'
+        )
+        run.notes.append(f"{words} run goes on: no score in it counts")
+
+
+def is_header(event: Event) -> bool:
+    """Return whether a run prints such an event before its first step."""
+    return event["event"] in ("made_of", "begin") or bool(
+        {"dataset", "train_shards", "world_size", "model_params"} & event.keys()
+    )
+
+
+def is_progress(event: Event) -> bool:
+    return event["event"] in ("step", "validation", "score")
+
+
+def begins_another_run(header: Sequence[Event], run: Run) -> bool:
+    """Return whether a header and the first progress after it are those of another run."""
+    seeds = [event["seed"] for event in header if "seed" in event]
+    if header[-1]["event"] == "score":
+        return bool(seeds) and run.seed is not None and seeds[-1] != run.seed
+    return header[-1]["step"] <= 1 <= run.last_step
 
 
 def apply_event(run: Run, event: Event) -> None:
@@ -394,10 +551,9 @@ def apply_event(run: Run, event: Event) -> None:
     kind = event["event"]
     fields = FIELDS_BY_EVENT.get(kind, {})
     known = {k: v for k, v in event.items() if k not in ("event", "time", "partial_val")}
-    if kind == "run":  # the score and the end of an earlier run do not count
-        vars(run).update(vars(Run(**{name: getattr(run, name) for name in KEPT})))
-    for name in fields.keys() & known.keys():
-        setattr(run, fields[name], known[name] if known[name] != "" else None)
+    if kind == "run":
+        begin_in_jsonl(run, known.get("run_id"))
+    set_fields(run, {fields[name]: known[name] for name in known if name in fields})
     if kind in ("config", "settings") and not run.results:
         named = known if kind == "config" else {k: known[k] for k in known if k not in fields}
         run.config |= {
@@ -427,6 +583,25 @@ def apply_event(run: Run, event: Event) -> None:
     run.partial_val |= bool(event.get("partial_val"))
 
 
+def set_fields(run: Run, values: dict[str, Any]) -> None:
+    """Set attributes of a run; "" stands for None. Raises TypeError, before anything is set, if a
+    value that must be a number is something else."""
+    for name, value in values.items():
+        if name in NUMBERS and not isinstance(value, (int, float)) and value not in ("", None):
+            raise TypeError(f"{name} must be a number")
+    for name, value in values.items():
+        setattr(run, name, value if value != "" else None)
+
+
+def begin_in_jsonl(run: Run, run_id: Any) -> None:
+    """Forget what does not belong to the run that begins: the score and the end of the run that it
+    resumes, or all of another run."""
+    kept = {name: getattr(run, name) for name in KEPT}
+    if run.config.get("run_id") not in (None, run_id):
+        kept = {"path": run.path, "earlier_runs": run.earlier_runs + 1}
+    vars(run).update(vars(Run(**kept)))
+
+
 def apply_step(run: Run, event: Event) -> None:
     """Add a step or validation. Results before it were printed during training, so they do not
     count. If the step is not larger than the last one, the run was resumed there, or a new run
@@ -434,13 +609,16 @@ def apply_step(run: Run, event: Event) -> None:
     step, last = int(event["step"]), run.last_step
     validated = event["event"] == "validation"
     kept = run.validations if validated else run.steps
-    losses = ("val_loss", "val_bpb") if validated else ("train_loss",)
     values = {name: event.get(name) for name in Line._fields}
+    losses = ["val_loss", "val_bpb"] if validated else ["train_loss"]
+    if validated and event.get("val_bpb") is None:  # another trainer's log
+        losses.remove("val_bpb")
     values |= {name: float(event[name]) for name in losses}
     line = Line(**values | {"step": step})
     if step < last:
         drop_steps_from(run, step)
-        run.total_bytes = run.train_time_ms = None
+        run.earlier_runs += bool(run.results) and step <= 1
+        vars(run).update(dict.fromkeys(MEASURED))
         run.resumed_at = [*run.resumed_at, step] if step > 1 else []
         run.scripts = run.scripts if step > 1 else run.scripts[-1:]
     if step != last:

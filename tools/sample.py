@@ -38,10 +38,15 @@ def find_run(log: Path | None) -> Run:
     log = log or Path("logs")
     if log.is_dir():
         log = max(log.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=log)
-    if not log.is_file():
-        raise ToolError(
-            f"{log} is not a log; train first or give a log (to give a prompt, use --prompt)"
-        )
+    if log.is_dir():
+        words = f"the folder {log.resolve()} contains no log (.jsonl)"
+        raise ToolError(f"{words}; train first, or give the log of a run, wherever it is")
+    for path in (log.with_suffix(suffix) for suffix in (".txt", ".jsonl")):
+        if log.suffix not in (".txt", ".jsonl", ".log") or not path.is_file():
+            needed = ".txt and the .jsonl of a run of train_gpt.py, with its .int8.ptz beside them"
+            raise ToolError(
+                f"{log} is no log with {path.name} beside it; sample.py needs the {needed}"
+            )
     text = read_log(log.with_suffix(".txt"), events=False)  # the text log contains the script
     known = read_log(log.with_suffix(".jsonl"))
     if not (known.runs and text.runs and text.runs[0].source):
@@ -58,6 +63,9 @@ def load_model(log: Run) -> tuple[Any, Any]:
     torch.set_num_threads(1)  # on a busy machine, threads would wait for each other
     path = Path(log.path).with_suffix(".int8.ptz")
     data = read_file(path, MAX_BYTES)
+    if log.model_bytes not in (None, len(data)):
+        words = f"has {len(data):,} bytes, but the run's artifact has {log.model_bytes:,}"
+        raise ToolError(f"{path} {words}; put the artifact of this run beside its log")
     script = types.ModuleType("sampled_script")
     script.__file__ = log.path
     sys.modules[script.__name__] = script  # dataclasses look up their module there
@@ -154,6 +162,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seed", type=number(int, 0), default=1337, metavar="N", help="random seed (default: 1337)"
     )
     options = parser.parse_args(arguments)
+    remedy = "give a log, such as logs/<RUN_ID>.txt (a prompt is given with --prompt)"
+    if options.log is None:
+        remedy = (
+            f"sample.py looked in {Path('logs').resolve()}, as no log was given; start it in the "
+            "folder in which you trained, or give the log"
+        )
+    parser.require([options.log or Path("logs")], remedy)
     log = find_run(options.log)
     model, config = load_model(log)
     encode, decode, bos = load_codec(log, Path(config.tokenizer_path))

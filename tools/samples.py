@@ -2,7 +2,8 @@
 runs is better than another one.
 
 compare.py, ablate.py, report.py and check.py use this module. It builds on runs.py, which reads
-the logs, and on scipy for the tests.
+the logs, and on scipy for the tests. Packages are imported when they are used, so that the
+--help of these programs needs none.
 """
 
 import math
@@ -12,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import numpy as np
 from runs import Run
 
 # Conditions that are shown where they differ, but cannot change a result: how often a run logs or
@@ -63,7 +64,7 @@ def relevant_differences(runs: Sequence[Run], allow: Collection[str] = ()) -> li
 
 def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[int]]:
     """Return groups of indices. The runs of a group differ in nothing that may change a result,
-    except for their seeds."""
+    except for their seeds, and no seed is in a group twice."""
     names = relevant_differences(runs, allow)
     configurations = [tuple(run.conditions.get(name) for name in names) for run in runs]
     groups = []
@@ -76,18 +77,35 @@ def seed_groups(runs: Sequence[Run], allow: Collection[str] = ()) -> list[list[i
         # for example how slow a disk was: the names of the logs separate the configurations.
         paths = [re.sub(SEED_OR_SUFFIX, "", runs[index].path) for index in indices]
         for positions in indices_by_value(paths).values():
-            groups.append([indices[position] for position in positions])
+            group = [indices[position] for position in positions]
+            repeated = repeated_seeds([runs[index] for index in group]).values()
+            again = [id(run) for same_seed in repeated for run in same_seed[1:]]
+            groups.append([index for index in group if id(runs[index]) not in again])
+            groups += [[index] for index in group if id(runs[index]) in again]
     return sorted(groups)
+
+
+def repeated_seeds(runs: Sequence[Run]) -> dict[int, list[Run]]:
+    """Return {seed: its runs} for each seed that runs of one configuration have several times.
+    These runs are one sample: their weights begin equal, and they train on the same batches."""
+    names = relevant_differences(runs)
+    repeated: dict[int, list[Run]] = {}
+    keys = [(run.known_seed, *(run.conditions.get(name) for name in names)) for run in runs]
+    for (seed, *_), indices in indices_by_value(keys).items():
+        if seed is not None and len(indices) > 1:
+            repeated.setdefault(seed, []).extend(runs[index] for index in indices)
+    return repeated
 
 
 def run_identity(run: Run) -> tuple[Any, ...] | None:
     """Return values that are equal in two logs of one run and differ between two runs; None if
-    the log says too little."""
-    if run.train_time_ms is None or not run.last_step:
-        return None
-    times = tuple(step.train_time_ms and round(step.train_time_ms) for step in run.steps)
+    the log says too little. A log without times is told by its losses."""
     values = (run.result.val_bpb, run.result.val_loss) if run.result else ()
     scores = tuple(value and round(value, 8) for value in values)
+    if run.train_time_ms is None or not run.last_step:
+        losses = tuple((step.step, round(step.train_loss, 4)) for step in run.steps)
+        return (run.seed, losses, scores) if losses and scores else None
+    times = tuple(step.train_time_ms and round(step.train_time_ms) for step in run.steps)
     return run.seed, run.last_step, round(run.train_time_ms), times, scores
 
 
@@ -95,6 +113,16 @@ def bytes_scored(run: Run) -> float | None:
     """Return how many bytes of text the score covers; None if the log does not say."""
     rate = run.result and run.result.bytes_per_token
     return rate * run.val_tokens if rate and run.val_tokens else None
+
+
+def least_bytes_scored(run: Run) -> float | None:
+    """Return how many bytes of text the score covers at least, by the number of chunks that the log
+    says to have scored. The last chunk has at least one token. None if the log does not say."""
+    rate = run.result and run.result.bytes_per_token
+    chunk_tokens = run.chunk_tokens or run.config.get("ttt_chunk_tokens")
+    if not (rate and run.val_chunks and isinstance(chunk_tokens, int)):
+        return None
+    return rate * ((run.val_chunks - 1) * chunk_tokens + 1)
 
 
 def find_split_faults(runs: Sequence[Run], allow: Sequence[str] = ()) -> Iterator[str]:
@@ -186,7 +214,7 @@ def t_test(
     one_sided = function(shifted, first, alternative="greater")
     two_sided = function(second, first)
     low, high = two_sided.confidence_interval(0.95)
-    difference = np.mean(second) - np.mean(first)
+    difference = fmean(second) - fmean(first)
     figures = (one_sided.statistic, one_sided.df, one_sided.pvalue, low, high, two_sided.pvalue)
     return Test(float(difference), *map(float, figures))
 
@@ -194,6 +222,8 @@ def t_test(
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values corrected by Holm's method for several tests. A nan stays nan, and its
     test is not counted."""
+    import numpy as np  # slow to import
+
     result = np.array(p_values)
     order = result.argsort()  # nan comes last
     factors = np.count_nonzero(~np.isnan(result)) - np.arange(len(result))
@@ -224,7 +254,16 @@ def list_bytes_per_token(runs: Sequence[Run]) -> list[float]:
 
 
 def choose_unit(runs: Sequence[Run]) -> str:
-    """Return the unit in which results are compared: NATS if all runs have one tokenizer, which is
-    seen by their bytes per token, else BITS."""
-    rates = list_bytes_per_token(runs)
-    return BITS if rates and max(rates) / min(rates) > 1 + SAME_RATE else NATS
+    """Return the unit in which results are compared: NATS if all runs have one tokenizer, else
+    BITS. If a log does not identify the tokenizer, bytes per token do: other tokenizers differ in
+    them by more than SAME_RATE and the rounding of the printed results."""
+    tokenizers = {run.conditions.get("tokenizer") for run in runs}
+    if None not in tokenizers:
+        return BITS if len(tokenizers) > 1 else NATS
+    lowest, highest = [], []
+    for result in (run.result for run in runs if run.result and run.result.bytes_per_token):
+        half_unit = 0.5 * 10.0**-result.digits
+        rounding = half_unit / result.val_bpb + half_unit / result.val_loss
+        lowest.append(result.bytes_per_token * (1 - rounding))
+        highest.append(result.bytes_per_token * (1 + rounding))
+    return BITS if lowest and max(lowest) > (1 + SAME_RATE) * min(highest) else NATS

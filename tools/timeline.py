@@ -2,14 +2,17 @@
 each lane (reader, compute, input wait, ...) was busy, and draw a timeline.
 
     python3 tools/timeline.py logs/<RUN_ID>.trace.json.gz [--picture FILE.svg]
-    python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture pair.svg \\
+    python3 tools/timeline.py OFF.trace.json.gz ON.trace.json.gz --picture logs/pair.svg \\
         --title "without overlap" --title "with overlap"      # both on one time axis
 
 tools/README.md explains the lanes. A lane in which nothing ran is left out. The timeline shows
-three steps, without the first one. You can also open the trace in a browser, at ui.perfetto.dev.
+three steps, without the first one. For two traces, a line says how much of the difference in step
+time is input wait: overlap can save only input wait. You can also open the trace in a browser, at
+ui.perfetto.dev.
 """
 
-# This module builds on cli.py (options and errors) and runs.py (the settings of the traced run).
+# This module builds on cli.py (options and errors), runs.py (the settings of the traced run) and
+# figures.py (writes the timeline).
 
 import gzip
 import json
@@ -20,11 +23,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
 import cli
-from cli import ToolError
+from cli import ToolError, one_line
+from figures import write_figure
 from runs import Run, read_log
 
 MAX_BYTES = 1_000_000_000  # size limit of an unpacked trace
@@ -159,16 +164,34 @@ def read_spans(path: Path) -> dict[str, list[Span]]:
     executed. Raises ToolError if the file is damaged or no trace."""
     found: dict[str, list[Span]] = defaultdict(list)
     try:
-        with gzip.open(path, "rb") as file:
-            records = json.loads(file.read(MAX_BYTES))["traceEvents"]
+        document = json.loads(read_unpacked(path))
+        records = document["traceEvents"] if isinstance(document, dict) else document
         for event in records:
             if isinstance(event, dict) and (lane := find_lane(event)):
                 begin = event["ts"] / 1e3
                 found[lane].append((begin, begin + event["dur"] / 1e3))
+    except ToolError:
+        raise
     except Exception as error:  # a damaged or hostile file can raise anything
         why = getattr(error, "strerror", None) or f"damaged or no trace ({type(error).__name__})"
         raise ToolError(f"{path}: {why}; give a file that a run with TRACE_STEPS wrote") from error
     return found
+
+
+def read_unpacked(path: Path) -> bytes:
+    """Return the bytes of a trace, which may be packed by gzip. Raises ToolError if the file cannot
+    be a trace that is read here."""
+    with open(path, "rb") as file:
+        start = file.peek(200)[:200]
+        is_packed = start.startswith(b"\x1f\x8b")
+        data = (gzip.GzipFile(fileobj=file) if is_packed else file).read(MAX_BYTES)
+    if len(data) == MAX_BYTES:
+        words = f"the unpacked trace has more than {MAX_BYTES:,} bytes"
+        raise ToolError(f"{path}: {words}; trace fewer steps (TRACE_STEPS)")
+    if start.startswith(b'{"event"'):
+        beside = path.name.partition(".")[0] + SUFFIX
+        raise ToolError(f"{path}: this is a log, not a trace; give {beside}")
+    return data
 
 
 def read_trace(path: Path, title: str = "", few: bool = False) -> Trace:
@@ -198,8 +221,30 @@ def read_trace(path: Path, title: str = "", few: bool = False) -> Trace:
     begins = [(begin - first, number) for begin, number in shown]
     run = read_run(path)
     ranks = run.world_size if run else None
-    title = title or default_title(path, run)
+    title = one_line(title or default_title(path, run))
     return Trace(title, device, ranks, begins, max(end - first, 1e-6), lanes)
+
+
+def difference_line(first: Trace, other: Trace) -> str:
+    """Return in words how much longer or shorter a mean step of `other` is, and how much of this is
+    input wait. Steps of two runs differ by other causes, too, such as a busy machine."""
+    per_step = [1 / len(trace.steps) for trace in (first, other)]
+    ends = first.end * per_step[0], other.end * per_step[1]
+    waits = [
+        total_ms(trace.lanes["input wait"]) * share
+        for trace, share in zip((first, other), per_step, strict=True)
+    ]
+    more, waited = ends[1] - ends[0], waits[1] - waits[0]
+    return (
+        f"{other.title} against {first.title}: a step takes {ends[1]:.0f} ms instead of "
+        f"{ends[0]:.0f} ms: {format_change(waited)} of input wait and "
+        f"{format_change(more - waited)} of all else (compute, other ranks, a busy machine)"
+    )
+
+
+def format_change(ms: float) -> str:
+    """Return a difference of milliseconds with its sign."""
+    return f"{ms:+.2f} ms" if abs(ms) < 10 else f"{ms:+.0f} ms"
 
 
 def read_run(path: Path) -> Run | None:
@@ -243,8 +288,8 @@ def find_lanes(found: dict[str, list[Span]], device: str, end: float) -> dict[st
     return lanes
 
 
-def draw(traces: Sequence[Trace], path: Path) -> None:
-    """Write the timelines to a file, one above the other on one time axis."""
+def make_figure(traces: Sequence[Trace]) -> Any:
+    """Return a figure of the timelines, one above the other on one time axis."""
     from matplotlib.figure import Figure  # slow to import
 
     end = max(trace.end for trace in traces)
@@ -259,8 +304,9 @@ def draw(traces: Sequence[Trace], path: Path) -> None:
         seconds = trace.end / 1e3
         took = f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
         axes.set_title(f"{trace.title}: {count} {took}", loc="left", weight="bold", size=11, pad=18)
-    axes.set_xlabel("time (ms)")
-    figure.savefig(path)
+    lines = [line for other in traces[1:] for line in wrap(difference_line(traces[0], other), 95)]
+    axes.set_xlabel("\n".join(["time (ms)", *lines]))
+    return figure
 
 
 def draw_lanes(axes: Any, trace: Trace, lanes: dict[str, list[Span]], end: float) -> None:
@@ -286,11 +332,13 @@ def draw_lanes(axes: Any, trace: Trace, lanes: dict[str, list[Span]], end: float
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("files", type=Path, nargs="+", metavar="FILE", help="a trace, as TRACE_STEPS writes it")
+    text = "a trace, as TRACE_STEPS writes it, packed (.gz) or unpacked"
+    add("files", type=Path, nargs="+", metavar="FILE", help=text)
     add("--picture", type=cli.plot_path, metavar="FILE", help="write a timeline: .svg or .png")
     text = "title of a trace, such as what was slowed; give one for each FILE, in the same order"
     add("--title", action="append", default=[], metavar="TEXT", help=text)
     options = parser.parse_args(arguments)
+    parser.require(options.files, "give a trace, which a run with TRACE_STEPS=8 writes to logs/")
     if options.title and len(options.title) != len(options.files):
         counts = f"{len(options.title)} titles for {len(options.files)} files"
         parser.error(f"--title: there are {counts}; give one title for each file")
@@ -299,13 +347,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         read_trace(path, title, few=bool(options.picture))
         for path, title in zip(options.files, titles, strict=True)
     ]
+    drawn = True
     if options.picture:
-        draw(traces, options.picture)
+        drawn = write_figure(lambda: make_figure(traces), options.picture)
     for trace in traces:
         print(f"{trace.title}: {trace.describe_steps()}")
         for name, text in trace.describe_lanes().items():
             print(f"  {name:10}  {text}")
-    return 0
+    for other in traces[1:]:
+        print(difference_line(traces[0], other))
+    return int(not drawn)
 
 
 if __name__ == "__main__":

@@ -233,6 +233,29 @@ def test_ten_leaked_documents_are_reported(make_set, name: str, block: int, monk
     assert "; none of the documents is in the 3 training shards" in data.audit()[1]
 
 
+@pytest.mark.parametrize("block", [5, 1 << 20])
+def test_a_training_token_outside_the_vocabulary_is_a_mistake(
+    make_set, block: int, monkeypatch
+) -> None:
+    """It is found in any training shard that is read, and its place is printed."""
+    monkeypatch.setattr(audit, "BLOCK_TOKENS", block)
+    data = make_set("byte")
+    tokens = np.full(40, 9)
+    tokens[::7] = BOS
+    write_split(data.folder, "train", tokens, [17])
+    assert data.audit()[1].endswith("training shards, whose tokens are all in the vocabulary\n")
+    tokens[[16, 20]] = 260, 65535
+    write_split(data.folder, "train", tokens, [17])
+    for docs in (True, False):
+        code, output = data.audit(docs=docs)
+        found = [line.split("bin: ")[1] for line in output.splitlines() if "among the" in line]
+        assert code == 1 and [line.split("; the shard")[0] for line in found] == [
+            f"tokens that are not among the 260 ids of the tokenizer: 1, the first is id {place}"
+            for place in ("260 at token 16", "65535 at token 3")
+        ]
+    assert data.audit("--train-shards", 0)[0] == 0
+
+
 @pytest.fixture
 def exported_set(make_set, tmp_path: Path):
     """Return a data set of bytes, made by tokenize_docs.py, with several shards of each split."""

@@ -14,20 +14,31 @@ from unittest import mock
 
 import ablate
 import pytest
-from running import ROOT, SMALL_MODEL, Call, byte_data, clean_environment, start_process, wait_until
+from running import (
+    ROOT,
+    SMALL_MODEL,
+    Call,
+    byte_data,
+    clean_environment,
+    start_process,
+    train_gpt,
+    wait_until,
+)
 from runs import Result, Run
 from samples import t_test
 
 TOOL = ROOT / "tools" / "ablate.py"
 TWO = ("--vary", "KNOB=0,1", "--out", "out")
 # A stand-in that writes events like train_gpt.py. Its figures follow from its settings. Variables
-# FAKE_* make it fail, wait, refuse its settings or become slower.
+# FAKE_* make it fail, wait, refuse its settings or become slower: they stand for causes outside of
+# the script, so their names are not in it.
 FAKE = r"""
 import json, os, re, signal, sys
 from pathlib import Path
 E = os.environ
 KNOWN = {"knob": 0.0, "mlp_mult": 2.0, "train_prefetch": True, "seed": 1337, "iterations": 20,
          "max_wallclock_seconds": 600.0, "names": "a"}
+fake = lambda name, default="": E.get("FAKE_" + name, default)
 config = {k: type(v)(E[k.upper()] if type(v) is str else float(E[k.upper()]))
           if k.upper() in E else v for k, v in KNOWN.items()}
 if "--print-config" in sys.argv:
@@ -43,23 +54,25 @@ def end(status, code):
     event("end", status=status, exit_code=code, error="")
     sys.exit(code)
 event("run", run_id=run)
-event("config", **config, run_id=run)
-event("made_of", **{"script": "aa", "fineweb_val_000000.bin": "x"})
+event("config", **config, run_id=run, data_path="data")
+SHARD = Path("data", "fineweb_train_000000.bin")
+made_of = {SHARD.name: f"{SHARD.read_text()} tokens, 0"} if SHARD.exists() else {}
+event("made_of", **{"script": "aa", "fineweb_val_000000.bin": "x"}, **made_of)
 event("hardware", device="x86_64", cpus=1, torch="2.13.0", python="3.12.0")
-if E.get("FAKE_REFUSE"):
+if fake("REFUSE"):
     print("fake: settings are wrong:\n  HEADS=3: set 4", file=sys.stderr)
     sys.exit(2)
 name = re.sub("-[0-9a-f]{8}-seed", "-seed", run)
-if name == E.get("FAKE_FAIL"):
+if name == fake("FAIL"):
     print("working\nboom: the disk is full", file=sys.stderr)
     end("failed", 1)
-if name == E.get("FAKE_WAIT"):
+if name == fake("WAIT"):
     Path("waiting").touch()
     try: signal.pause()
     except KeyboardInterrupt: end("interrupted", 130)
 off = not config["train_prefetch"]
-pace = 50 + knob * 10 + seed % 7 * 0.3 + started * float(E.get("FAKE_DRIFT", 1e-4))
-pace += seed * knob % 3 * 0.01
+pace = 50 + knob * 10 + seed % 7 * 0.3 + started * float(fake("DRIFT", "1e-4"))
+pace += seed * knob % 3 * 0.01 + float(E.get("READ_DELAY_MS", 0))
 loss = 2 + seed % 10 / 100
 for step in range(1, N + 1):
     event("step", step=step, train_loss=loss + 10 / step, train_time_ms=step * pace, data_crc="a")
@@ -126,7 +139,12 @@ def test_a_setting_that_the_script_does_not_have_is_an_error(place: Place) -> No
     quick = str(ROOT / "data" / "quickstart.py")
     for number, (vary, command, starts, words) in enumerate(
         (
-            ("KNBO=0,1", ("python3", "fake.py"), 0, "fake.py has no such setting; --help lists"),
+            (
+                "KNBO=0,1",
+                ("python3", "fake.py"),
+                0,
+                "fake.py has no such setting; --help lists them; did you mean KNOB?",
+            ),
             ("MATRIX_LRR=0,1", ("python3", quick), 0, "train_gpt.py has no such setting; --h"),
             (
                 "knob=0,1",
@@ -169,6 +187,11 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     assert verdict.endswith("losses are equal to the last digit: the variants compute the same")
     out = place("--vary", "TRAIN_PREFETCH=1,0", "--out", "other")[1]
     assert "input wait +11 ms per step" in verdict_of(out)
+    words = (
+        r"step time of TRAIN_PREFETCH=0: (\S+) ms, of which \+11 ms is input wait and (\S+) ms is"
+    )
+    whole, rest = map(float, re.search(words, out).groups())
+    assert rest == pytest.approx(whole - 11, abs=1e-3), "overlap cannot have caused the rest"
     out = place(*TWO[:3], "one", "--seeds", "1")[1]
     assert "one seed cannot tell a difference from chance; use --seeds 3" in verdict_of(out)
 
@@ -301,6 +324,85 @@ def test_no_two_variants_share_a_run(place: Place) -> None:
     assert place("--vary", "NAMES=a,b;c", "--out", "commas", "--seeds", "1")[0] == 0
     assert len({start["RUN_ID"] for start in place.starts()}) == len(place.starts()) == 4 + 4 + 2
     assert [start["NAMES"] for start in place.starts()[-2:]] == ["a,b", "c"]
+
+
+def test_variables_that_are_no_settings_make_other_runs(place: Place) -> None:
+    """Those whose names are in the script, and those that PyTorch reads; but not those of the
+    terminal. They can be varied, too."""
+    for starts, variables in (
+        (2, {}),
+        (2, {"READ_DELAY_MS": "50"}),
+        (2, {"OMP_NUM_THREADS": "2"}),
+        (0, {"TERM": "xterm", "CUDA_VISIBLE_DEVICES": "3", "UNKNOWN_TO_ALL": "1"}),
+        (0, {"READ_DELAY_MS": "50"}),
+    ):
+        begun = len(place.starts())
+        assert place(*TWO, "--seeds", "1", **variables)[0] == 0
+        assert len(place.starts()) == begun + starts, variables
+    words = ("--vary", "READ_DELAY_MS=0,50", "--out", "delay", "--seeds", "2")
+    code, out, _ = place(*words)
+    assert code == 0 and "READ_DELAY_MS=50 against READ_DELAY_MS=0: step time +50" in out
+    words = (
+        r"step time of READ_DELAY_MS=50: (\S+) ms, of which \+0 ms is input wait and \1 ms is all "
+    )
+    assert re.search(words + "else", out)
+
+
+def test_a_copied_log_is_no_run_of_another_seed(place: Place) -> None:
+    assert place(*TWO, "--seeds", "2")[0] == 0
+    first, second = place.log("out-0-seed1337"), place.log("out-0-seed1338")
+    second.write_bytes(first.read_bytes())
+    code, _, err = place(*TWO, "--seeds", "2")
+    assert code == 2 and len(place.starts()) == 4
+    words = f"{second.relative_to(place.folder)} is the log of another run, {first.stem}; move it"
+    assert err == f"error: {words} away\n"
+
+
+def test_a_changed_helper_file_makes_other_runs(place: Place) -> None:
+    """It lies beside the script, which imports it; the helper imports another one."""
+    place.script.write_text("import helper\n" + FAKE)
+    for starts, scale in ((2, "1"), (2, "2"), (0, "1")):
+        (place.folder / "helper.py").write_text("from deeper import SCALE\n")
+        (place.folder / "deeper.py").write_text(f"import helper\nSCALE = {scale}\n")
+        (place.folder / "not_used.py").write_text(str(place.starts()))
+        begun = len(place.starts())
+        assert place(*TWO, "--seeds", "1")[0] == 0 and len(place.starts()) == begun + starts
+
+
+def test_data_that_changed_under_finished_runs_are_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a run is started; with another folder all runs are made again."""
+    shard = place.folder / "data" / "fineweb_train_000000.bin"
+    shard.parent.mkdir()
+    shard.write_text("5")
+    monkeypatch.setattr(ablate.cli, "shard_identity", lambda path: f"{path.read_text()} tokens, 0")
+    assert place(*TWO, "--seeds", "2")[0] == 0
+    assert place(*TWO, "--seeds", "2")[0] == 0 and len(place.starts()) == 4
+    shard.write_text("6")
+    code, out, err = place(*TWO, "--seeds", "3")
+    assert code == 2 and len(place.starts()) == 4 and err.count("\n") == 1
+    assert err.startswith("error: data/fineweb_train_000000.bin has changed since logs/out-0-")
+    assert err.endswith("; give --out another folder to make all runs again, or restore what has "
+                        "changed\n")  # fmt: skip
+    assert place("--vary", "KNOB=0,1", "--out", "again", "--seeds", "2")[0] == 0
+    assert len(place.starts()) == 8
+
+
+@pytest.mark.parametrize("tokens", [1, 40_000, 100_000])
+def test_a_shard_is_identified_as_the_trainer_does(tmp_path: Path, tokens: int) -> None:
+    """Else ablate.py would call each shard changed, or none. Shards may be shorter than the parts
+    that are read."""
+    path = tmp_path / "fineweb_train_000000.bin"
+    ablate.cli.write_shard(path, range(tokens) if tokens < 1 << 16 else [*range(50_000)] * 2)
+    assert ablate.cli.shard_identity(path) == train_gpt.open_shard(path).identity
+
+
+def test_a_command_that_ignores_the_seed_is_no_ablation(place: Place) -> None:
+    """All its seeds are one sample: its intervals would have no width."""
+    place.script.write_text(FAKE.replace("loss = 2 + seed % 10 / 100", "loss = 2 + knob / 100"))
+    code, out, _ = place(*TWO, "--seeds", "3")
+    assert code == 1 and "not an ablation: the loss is equal to the last digit for all" in out
 
 
 def test_scores_of_other_texts_are_no_ablation(place: Place) -> None:

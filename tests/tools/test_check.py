@@ -85,6 +85,18 @@ NO_SCRIPT = f"{SCRIPT}\n{RULE}\n", ""
 SLOW_GPTQ = "GPTQ_RESERVE_SECONDS=8: GPTQ took 5.7 s longer: set 14 or more"
 BROKEN = SCRIPT + "def f(:\n"
 TWO_PASSES = {"eval_ms": 400_000, "each": lambda log: log + PASS.format(1.1, 1.1)}
+DIAGNOSTIC = {
+    "changed": {"val_bpb": 1.09, "val_loss": None},
+    "each": lambda log: re.sub(
+        "final_int8_zlib_roundtrip val",
+        "diagnostic quantized_sliding_window val_loss:1.8 val_bpb:1.09000000 eval_time:626346ms\n"
+        "final_int8_zlib_roundtrip val",
+        log,
+    ),
+}
+# The log does not say how many tokens the split has, but how many chunks were scored.
+CHUNKS = "  ttt_chunk_tokens: 32768\nttt:start chunks=1893 ttt_lr=0.005 ttt_epochs=3"
+TWICE = r" tokens:\d+", "\n" + CHUNKS
 UNFINISHED = record_log().split("final_int8")[0]
 LAST = "step:13790/20000 train_loss"
 RESUMED = "resumed: step:6000 resumed_from:checkpoints/x/step_00006000.pt\n"
@@ -109,6 +121,13 @@ FAULTS: dict[str, Build] = {
     "refused: no log has a result": drop(r"(?s)Serialized model.*"),
     "not checked: 1 further runs in the folder; only": add("other.log", record_log(nats=1.7)),
     "warned: submission.json lists the seeds 1, 42, but the logs": submit(seeds=[1, 42]),
+    "warned: train_seed1.log and train_seed42.log have the same seed 1, so": edit(
+        files={"train_seed42.log": record_log(nats=1.901, ms=43.6)}
+    ),
+    "warned: train_seed1.log: 2 runs are in this file; only the last one": edit(
+        files={LOG: record_log(seed=7) + record_log(seed=1)}
+    ),
+    f"warned: {LOG}: the last line has no line end, so its last number": add(LOG, COPY[:-6]),
     "warned: there are only 1 runs; three seeds": edit(results={1: 1.9}),
     "warned: the runs differ in configuration: matrix_lr": add(
         "train_seed42.log", record_log(seed=42, nats=1.901, matrix_lr=0.02)
@@ -120,6 +139,8 @@ FAULTS: dict[str, Build] = {
     "warned: val_loss 0.9 is in no result line": submit(val_loss=0.9),
     f"warned: val_bpb {ROUGH} is the mean of final_int8": submit(val_bpb=ROUGH),
     f"warned: val_bpb {bpb_of(1.9):.8f} is final_int8": submit(val_bpb=round(bpb_of(1.9), 8)),
+    "refused: val_bpb 1.09 is the mean of diagnostic quantized_sliding_window, which is no score "
+    "of the artifact (and took up to 626.3 s; the limit is 600 s)": edit(**DIAGNOSTIC),
     # size
     "refused: bytes_total is 16,000,001; 16,000,000 bytes are": submit(bytes_total=16_000_001),
     "refused: a log's total is 16,024,793 bytes": edit(total=16_024_793),
@@ -150,6 +171,12 @@ FAULTS: dict[str, Build] = {
     "warned: it counted 154,101,969 bytes of text": edit(factor=1.02),
     "refused: it scored only a part of the": edit(partial=" partial_val:1"),
     f"refused: {LOG}: it counted 319,282 bytes of text": rewrite(f"ns:{TOKENS}", "ns:131072"),
+    f"refused: {EACH}: it counted 177.9 million bytes of text or more in 1,893 chunks": drop(
+        *TWICE, factor=1.178
+    ),
+    f"warned: {EACH}: it counted 154.0 million bytes of text or more in 1,893 chunks": drop(
+        *TWICE, factor=1.02
+    ),
     f"not checked: {LOG}: the number of counted bytes; run": rewrite(" tokens:62021632", ""),
 }
 

@@ -2,8 +2,11 @@
 is refused."""
 
 import math
+import os
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,6 +151,7 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     a, b = seed_logs(tmp_path, "a", A), seed_logs(tmp_path, "b", B)
     mixed = [*a[:2], *seed_logs(tmp_path, "m", [2.0607], matrix_lr=0.02)]
     copy, gone = str(write_log(tmp_path / "copy.log", nats=A[0])), str(tmp_path / "gone.log")
+    Path(gone).write_text("nothing of the kind\n")
     [cut] = seed_logs(tmp_path, "cut", [2.07])
     edited(cut, lambda log: log.split("step:10000/")[0])
     [diverged] = seed_logs(tmp_path, "n", [math.nan])
@@ -180,6 +184,56 @@ def test_groups_that_are_not_samples_are_refused(tmp_path: Path, call: Call) -> 
     flat = seed_logs(tmp_path, "f", [2.06, 2.06]), seed_logs(tmp_path, "g", [2.07, 2.07])
     code, out, _ = call(compare.main, "--a", *flat[0], "--b", *flat[1])
     assert code == 1 and "refused: the results in each group are equal, so the spread" in out
+
+
+def test_runs_of_one_seed_are_one_sample(tmp_path: Path, call: Call) -> None:
+    """A run that was made again with its seed has other times, but no other result. Only two logs
+    of equal times are one run. With --allow, runs of one seed may differ in what is allowed."""
+    a, b = seed_logs(tmp_path / "1", "a", A[:2]), seed_logs(tmp_path / "1", "b", B[:2])
+    again = seed_logs(tmp_path / "2", "a", A[:2], ms=43.6)
+    code, out, _ = call(compare.main, "--a", *a, *again, "--b", *b, "--margin", "0.005")
+    lines = [line for line in out.splitlines() if "refused" in line]
+    words = "they are one sample, not 2, so give one of them"
+    names = [(seed, f"a_seed{seed}.log and a_seed{seed}.log") for seed in (1, 2)]
+    assert lines == [f"  refused: A has 2 runs of seed {n}: {both}; {words}" for n, both in names]
+    assert code == 1
+    for path in again:  # the folders alone tell the logs apart
+        Path(path).rename(tmp_path / "1" / Path(path).name.replace(".log", ".txt"))
+    out = call(compare.main, tmp_path / "1")[1]
+    assert "Runs 1, 3 differ only in their seed" in out and "Runs 1, 2, " not in out
+    assert [len(group) for group in seed_groups(read_logs([tmp_path / "1"]).runs)] == [2, 1, 1, 2]
+
+
+def test_a_copy_of_a_log_without_times_is_no_second_run(tmp_path: Path, call: Call) -> None:
+    a, b = seed_logs(tmp_path, "a", A), seed_logs(tmp_path, "b", B)
+    for path in (*a, *b):  # neither log nor name tells the seed
+        text = re.sub(
+            r"seed:.*\n|stopping.*\n|train_time:\S+ ?|step_avg:\S+", "", Path(path).read_text()
+        )
+        Path(path.replace("_seed", "_")).write_text(text)
+    a, b = ([path.replace("_seed", "_") for path in paths] for paths in (a, b))
+    assert call(compare.main, "--a", *a, "--b", *b)[0] == 0
+    Path(tmp_path, "copy.log").write_bytes(Path(a[0]).read_bytes())
+    code, out, _ = call(compare.main, "--a", *a, tmp_path / "copy.log", "--b", *b)
+    assert code == 1 and "refused: a_1.log and copy.log are the same run" in out
+
+
+def test_only_the_logs_say_that_tokenizers_differ(tmp_path: Path, call: Call) -> None:
+    """Not a score that is rounded to a digit. If the logs have checksums, these decide."""
+    a, b = seed_logs(tmp_path, "a", A), seed_logs(tmp_path, "b", B)
+    edited(a[0], lambda log: re.sub(r"final.*_exact.*\n", "", log))
+    edited(a[0], lambda log: re.sub(r"(?m)^(final.* val_bpb:\d\.\d)\d+", r"\1", log))
+    code, out, _ = call(compare.main, "--a", *a, "--b", *b)
+    assert code == 0 and "tokenizers" not in out and "more than 0.005 nats" in out
+    for name, score, more in (("c", 1.2, {}), ("d", 1.25, {}), ("e", 1.2, {"tokenizer": "other"})):
+        for n in (1, 2):
+            events = event_lines(seed=n, score=score + n / 1e4, ms=n + ord(name), made_of=more)
+            (tmp_path / f"{name}{n}.jsonl").write_text(events.replace("2.00000000001", f"2.{n}"))
+    c, d, e = ([tmp_path / f"{name}{n}.jsonl" for n in (1, 2)] for name in "cde")
+    out = call(compare.main, "--a", *c, "--b", *d, "--allow", "partial_val")[1]
+    assert "tokenizers differ" not in out, "the checksums are equal"
+    out = call(compare.main, "--a", *c, "--b", *e)[1]
+    assert "note: the tokenizers differ" in out and "bits per byte (p = " in out
 
 
 def test_nats_of_other_tokenizers_are_not_compared(tmp_path: Path, call: Call) -> None:
@@ -242,6 +296,42 @@ def test_a_plot_shows_each_variant(tmp_path: Path, drawn: list[Any], call: Call)
     assert [len(row.get_offsets()) for row in dots.collections[::2]] == [3, 3, 3], (
         "one dot for each seed"
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["cost_$5_$", "a$b$", "_base", "100%", r"a\nb", "数据", "x\x1b[2J"]
+)
+def test_any_name_of_a_log_can_be_drawn(name: str, tmp_path: Path, call: Call) -> None:
+    """Characters that no font has are a note."""
+    for log, seed in ((f"{name}.log", 1), ("plain.log", 2)):
+        write_log(tmp_path / log, seed=seed, code=seed)
+    code, out, err = call(compare.main, tmp_path, "--plot", tmp_path / "x.svg")
+    assert code == 0 and "What differs" in out
+    assert err == "" or (err.count("\n") == 1 and "no installed font has 据数" in err)
+    texts = re.findall(r"<!-- (.*) -->", (tmp_path / "x.svg").read_text(encoding="utf-8"))
+    assert any(text.startswith(name.replace("\x1b", "?")) for text in texts), texts
+
+
+def test_the_plot_does_not_need_the_backend_of_a_notebook(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "a.log")
+    command = [sys.executable, ROOT / "tools/compare.py", log, "--plot", tmp_path / "x.png"]
+    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and (tmp_path / "x.png").exists()
+
+
+def test_a_plot_that_fails_costs_no_table(
+    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unforeseen error keeps its traceback; a folder that does not exist is one line."""
+    log = write_log(tmp_path / "a.log")
+    code, out, err = call(compare.main, log, "--plot", tmp_path / "none" / "x.png")
+    assert (
+        code == 1 and "Results" in out and err.count("\n") == 1 and "x.png: the plot was not" in err
+    )
+    monkeypatch.setattr(report, "make_figure", lambda *_: 1 / 0)
+    code, out, err = call(compare.main, log, "--plot", tmp_path / "x.png")
+    assert code == 1 and "Results" in out and "ZeroDivisionError" in err
 
 
 def test_no_variant_of_a_record_is_left_out(drawn: list[Any], call: Call) -> None:

@@ -121,11 +121,37 @@ FILES = {
 def test_the_last_run_of_a_file_is_read(tmp_path: Path, kind: str) -> None:
     """If steps start again at 1, another run begins; if they go back less, the run was resumed."""
     text, expected = FILES[kind]
-    run = only_run(read_text(tmp_path, text))
+    log = read_text(tmp_path, text)
+    [run], several = log.runs, "3 runs are in this file; only the last one is read; write each run "
+    assert log.problems == [several + "to a file of its own"] * (kind == "three")
     steps, result = ",".join(str(step.step) for step in run.steps), run.result
     words = [run.seed, steps, result and result.val_bpb, len(run.scripts), *run.resumed_at]
     assert " ".join(map(str, words)) == expected
     assert (run.status == "no steps") == (steps == "")
+
+
+RUN_A, RUN_B = HEADER + log_text(seed=1, nats=1.9, artifact=11), log_text(seed=2, nats=1.5)
+DIED = RUN_A + RUN_B.split("step:1/")[0] + "torch.OutOfMemoryError: CUDA out of memory\n"
+
+
+def test_sizes_and_scores_of_two_runs_in_one_file_are_never_mixed(tmp_path: Path) -> None:
+    """As tee -a writes them: the second run is whole, was killed at a step, or never came to its
+    first step. Only in the last case the first run is the last one of the file."""
+    whole = read_text(tmp_path, RUN_A + RUN_B)
+    killed = read_text(tmp_path, RUN_A + RUN_B.split("step:1000/")[0])
+    died = read_text(tmp_path, DIED)
+    found = [(r.seed, r.model_bytes, r.last_step, r.result and r.result.val_bpb, r.status)
+             for log in (whole, killed, died) for r in log.runs]  # fmt: skip
+    assert found == [
+        (2, 15_700_000, 13_790, round(bpb_of(1.5), 8), "finished"),
+        (2, None, 10, None, "unfinished"),
+        (1, 11, 13_790, SCORE, "finished"),
+    ]
+    assert len(whole.runs[0].scripts) == 0, "the script is that of the first run"
+    several = "2 runs are in this file; only the last one is read; write each run to a file of its "
+    assert whole.problems == killed.problems == [several + "own"]
+    assert died.problems == ["a later start in this file ended before its first step, and is left "
+                             "out"]  # fmt: skip
 
 
 @pytest.mark.parametrize("prefix", ["[default0]:", "1776144154.79{n} ", "2026-04-01T12:00:0{n}Z "])
@@ -138,7 +164,13 @@ def test_a_prefix_of_every_line_is_removed(tmp_path: Path, prefix: str) -> None:
 
 
 def test_other_encodings_are_read(tmp_path: Path) -> None:
-    for data in (b"\xef\xbb\xbf" + BASELINE.encode(), BASELINE.replace("\n", "\r\n").encode()):
+    """PowerShell writes UTF-16. A terminal's colours are ignored."""
+    for data in (
+        b"\xef\xbb\xbf" + BASELINE.encode(),
+        BASELINE.replace("\n", "\r\n").encode(),
+        BASELINE.replace("\n", "\r\n").encode("utf-16"),
+        BASELINE.replace("step:", "\x1b[1;32mstep:").replace("final", "\x1b[0mfinal").encode(),
+    ):
         assert only_run(read_text(tmp_path, data)).result.val_bpb == SCORE
 
 
@@ -193,10 +225,83 @@ def test_a_run_that_was_resumed_is_one_run(tmp_path: Path) -> None:
     log = runs.read_log(tmp_path / "r.jsonl")
     assert (log.runs[0].status, log.runs[0].error) == ("failed", "step 4")
     assert log.problems == ["3 damaged lines left out"]
+    sizes = json.dumps({"event": "artifact", "artifact_bytes": [1], "code_bytes": 2})
+    (tmp_path / "r.jsonl").write_text(f"{text}{sizes}\n")
+    log = runs.read_log(tmp_path / "r.jsonl")
+    assert log.runs[0].total_bytes is None and log.problems == ["1 damaged line left out"]
+    text = BASELINE.replace("world_size:8", "world_size:eight").replace("seed:1337", "seed:none")
+    log = read_text(tmp_path, text)
+    assert (log.runs[0].world_size, log.runs[0].known_seed) == (None, None)
+    assert log.problems == ["2 damaged lines left out"]
+
+
+CUT = "the last line has no line end, so its last number may be cut: it is left out"
+SEVERAL = "2 runs are in this file; only the last one is read; write each run to a file of its own"
+NO_END = 'no last line says how the run ended (such as "finished"), so the log is cut, or the run '
+NO_END += "goes on: no score in it counts"
+OURS = OWN.replace("seed:7", "train_io:prefetch:True\nseed:7")
+OURS_BEGUN = OURS.split("final")[0] + "final_int8_zlib_roundtrip val_loss:2.0000 val_bpb:1.3000\n"
+
+
+def test_a_log_that_was_cut_has_no_result(tmp_path: Path) -> None:
+    """A number may be cut where the file ends. Our trainer writes as its last line how the run
+    ended; without it, the log has no result, even if the score seems to be whole."""
+    for text, status, bpb, *problems in (
+        (BASELINE[:-6], "finished", 1.1253, CUT),  # the exact score is cut, the rounded one counts
+        (BASELINE[:-1], "finished", SCORE),  # only the line end is missing
+        (OURS + "finished\n", "finished", 1.3),
+        (OURS + "finished: see logs/r.txt", "finished", 1.3),  # from the console
+        (OURS + "failed: no room\n", "failed", 1.3),
+        (OURS, "unfinished", None, NO_END),
+        (OURS[:-5], "unfinished", None, CUT),
+        (OURS_BEGUN + OURS[-80:-7], "unfinished", None, CUT, NO_END),
+        (OURS + "interrupted: x\n" + OURS.split("final")[0], "unfinished", None, SEVERAL),
+        (OURS + "finish", "unfinished", None, NO_END),
+    ):
+        log = read_text(tmp_path, text)
+        [run] = log.runs
+        found = run.result and run.result.val_bpb
+        assert (run.status, found and round(found, 8), log.problems) == (status, bpb, problems)
+    assert read_text(tmp_path, OURS + "failed: no room\n").runs[0].error == "no room"
+
+
+def test_a_log_of_another_trainer_says_what_it_lacks(tmp_path: Path) -> None:
+    """Logs of modded-nanogpt have no bits per byte."""
+    text = "step:0/9 val_loss:10.8 train_time:0ms\nstep:9/9 val_loss:3.2773 train_time:900ms\n"
+    log = read_text(tmp_path, text)
+    [run], [problem] = log.runs, log.problems
+    assert (run.status, run.result, run.validations[-1].val_loss) == ("no val_bpb", None, 3.2773)
+    assert problem.startswith("its lines have val_loss but no val_bpb, like those of modded-nano")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x1f\x8b\x08\x00rest", "a packed file, not a log; unpack it first"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "a Git LFS pointer, not a log; run git lfs",
+        ),
+        (b"\n<!DOCTYPE html>\n<html>", "a page of HTML, not a log; download the file itself"),
+    ],
+)
+def test_a_file_in_the_place_of_a_log_is_named(tmp_path: Path, data: bytes, words: str) -> None:
+    [problem] = read_text(tmp_path, data).problems
+    assert problem.startswith(words)
+
+
+def test_two_runs_in_one_jsonl_are_told_apart(tmp_path: Path) -> None:
+    """By their RUN_ID: a resumed run has the same one."""
+    texts = [event_lines(seed=7, run_id="a"), event_lines(seed=8, run_id="b", score=None)]
+    texts[1] = texts[1].replace('"run_id": "r"', '"run_id": "b"').split('{"event": "step"')[0]
+    log = read_text(tmp_path, "".join(texts), "two.jsonl")
+    [run] = log.runs
+    assert (run.seed, run.result, run.model_bytes, run.steps) == (8, None, None, [])
+    assert log.problems == [SEVERAL]
 
 
 def test_files_that_are_no_logs_are_problems(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"\x1f\x8b\x08\x00rest")
+    (tmp_path / "a.log").write_bytes(b"\x00\x8b\x08\x00rest")
     (tmp_path / "b.log").write_text("nothing of the kind\n" * 9)
     (tmp_path / "c.log").touch()
     os.mkfifo(tmp_path / "pipe")

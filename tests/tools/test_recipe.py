@@ -84,6 +84,9 @@ def test_a_conflict_is_shown_with_both_sides(call: Call, repository: Path) -> No
     assert (code, out) == (1, "") and not (repository / "x.py").exists()
     both = "error: one and two change the same lines:\n<<<<<<< one\n    return head\n"
     assert err.startswith(both) and RETURN in err and "    return 2 * head\n>>>>>>> two\n" in err
+    assert err.splitlines()[-1].startswith(
+        "nothing was written; leave one of them out, or apply one"
+    )
 
 
 def test_lines_added_at_one_place_are_in_the_given_order(call: Call, repository: Path) -> None:

@@ -157,6 +157,11 @@ FAULTS = [
         lambda logs: (logs / "r.int8.ptz").unlink(),
         "r.int8.ptz: No such file or directory; give another file or folder",
     ),
+    (
+        "logs/r.txt",
+        lambda logs: (logs / "r.int8.ptz").write_bytes(b"other"),
+        "logs/r.int8.ptz has 5 bytes, but the run's artifact has ",
+    ),
     ("logs", damage, "logs/r.txt: its script cannot build the model from logs/r.int8.ptz: "),
 ]
 

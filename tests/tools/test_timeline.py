@@ -136,9 +136,16 @@ def test_two_traces_are_drawn_on_one_time_axis(cpu_trace: Path, tmp_path: Path, 
     rows += [event("disk_read", 8, 8.00001), kernel(16, 16.5), event("optimizer", 14, 15)]
     rows += [copy(1, 2, 1 << 20), copy(11, 12, 1 << 20)]
     fast, path = write(tmp_path / "fast.trace.json.gz", rows), tmp_path / "pair.svg"
-    assert len(show(cpu_trace, fast, "--picture", path)) == 9 + 4
+    lines = show(cpu_trace, fast, "--picture", path)
+    assert len(lines) == 9 + 4 + 1
+    # The step of `fast` is 16.5 s, of which it waits for 2.02 s: two copies, two empty moments.
+    assert lines[-1] == (
+        "fast against cpu: a step takes 16500 ms instead of 10000 ms: +1020 ms of input wait and "
+        "+5480 ms of all else (compute, other ranks, a busy machine)"
+    )
     svg = path.read_text(encoding="utf-8")
     texts = re.findall(r"<!-- (.*) -->", svg)
+    assert lines[-1] in " ".join(texts), "the difference is in the picture, too"
     assert "cpu: 3 steps take 30 s" in texts and "fast: 1 step takes 16 s" in texts
     assert texts.count("reader") == 2 and texts.count("copy") == 1, "a CPU has no copies"
     assert texts.count("compute") == 2 and "forward" not in texts, "the parts would repeat compute"
@@ -154,6 +161,15 @@ def test_two_traces_are_drawn_on_one_time_axis(cpu_trace: Path, tmp_path: Path, 
     assert reads[3][0] - waits[0][0] == pytest.approx(3 * second, rel=0.01), "both begin at 0"
     assert f"fill: {READER}; stroke: {READER}; stroke-width: 0.8" in svg, "a short read is visible"
     assert f"stroke: {WAIT}" not in svg, "a short wait looks short"
+
+
+def test_an_unpacked_trace_is_read(cpu_trace: Path, tmp_path: Path, show: Show) -> None:
+    """Also one that is a bare list of events, which browsers accept, too."""
+    document = json.loads(gzip.decompress(cpu_trace.read_bytes()))
+    expected = show(cpu_trace)[1:]
+    for content in (document, document["traceEvents"]):
+        (tmp_path / "plain.json").write_text(json.dumps(content))
+        assert show(tmp_path / "plain.json")[1:] == expected
 
 
 STEP, PHASE, OTHER = (event(n, 0, 1) for n in ("ProfilerStep#1", "forward", "aten::mm"))
@@ -184,4 +200,6 @@ def test_titles_come_from_the_command_or_from_the_log_beside_the_trace(
     assert show(cpu_trace)[0].startswith("cpu, without overlap (TRAIN_PREFETCH=0): steps 1 to 6 ")
     lines = show(cpu_trace, cpu_trace, "--title", "slow disk", "--title", "fast disk")
     titles = [line for line in lines if not line.startswith("  ")]
+    difference = titles.pop()
     assert [title.split(":")[0] for title in titles] == ["slow disk", "fast disk"]
+    assert difference.startswith("fast disk against slow disk: a step takes 10000 ms instead of ")
