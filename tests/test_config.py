@@ -294,7 +294,8 @@ def test_a_wrong_setting_of_one_rank_ends_all_with_its_line(tmp_path: Path) -> N
 def test_a_run_that_is_shorter_than_its_warm_down_gets_a_warning() -> None:
     short = {"ITERATIONS": 40, "MAX_WALLCLOCK_SECONDS": 0}
     warning = (
-        "ITERATIONS=40 is below WARMDOWN_ITERS=1200, so learning rates begin at 3.3 % of their values"
+        "ITERATIONS=40 is below WARMDOWN_ITERS=1200, so learning rates begin at 3.3 % of their "
+        "values"
     )
     for settings, warnings in (
         (short, [warning]),
