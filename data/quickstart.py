@@ -388,7 +388,7 @@ def main() -> int:
         return 0
     if not options.script.is_file():
         raise cli.ToolError(
-            f"--script {options.script}: does not exist; give an edited copy of train_gpt.py"
+            f"--script {options.script}: there is no such file; give an edited copy of train_gpt.py"
         )
     return train(options.script, options.ranks, options.settings)
 

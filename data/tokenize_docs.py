@@ -45,31 +45,36 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
+import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 # python3 -P does not put the folder of the script on the path.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import dataset
 from dataset import DATA, cli
 
-# isort: split
-# Imported after cli, which tells the user how to install a missing package.
-import numpy as np
-import sentencepiece
+if TYPE_CHECKING:
+    # The functions that need these packages import them, so that --help works without them.
+    import numpy as np
+    import sentencepiece
 
 BYTE_TOKENIZER = {"kind": "byte", "offset": 4}  # the ids 0 to 3 are control tokens; 1 is BOS
 MIN_VOCAB_SIZE = 256 + 4 + 1  # the bytes; padding, BOS, EOS and unknown; a space
 MAX_VOCAB_SIZE = 1 << 16  # a token is stored as a uint16
 # The end of a compressed file's name, and the module that decompresses it.
 DECOMPRESSORS = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}
+# The class of the module that decompresses one stream. For .gz and .zst, the readers of the modules
+# already account for every byte of a file of several streams.
+STREAM_DECOMPRESSORS = {".bz2": "BZ2Decompressor", ".xz": "LZMADecompressor"}
 MAX_VAL_DOCS = 50_000  # the number of the challenge's validation documents
 MAX_DOCUMENT_BYTES = 16 << 20  # SentencePiece needs about 45 bytes of memory for each byte
 BATCH_BYTES = 1 << 20  # size of the batches that are encoded, and of the blocks that are read
@@ -83,6 +88,7 @@ SPLIT_NOTE = (
     "split into documents at blank lines, or after 16 KiB; "
     "use --one-document to keep the text together"
 )
+TOKENIZER_REMEDY = "give a SentencePiece .model, or a byte tokenizer's .json"
 ONE_DOCUMENT_NOTE = (
     "the first tenth is the validation document, and the rest is for training; "
     "a document has at most 16 MiB"
@@ -186,6 +192,67 @@ def is_plain_text(path: str) -> bool:
     return not is_json_lines(path) and content_suffix(path) != ".parquet"
 
 
+class StreamsReader(io.RawIOBase):
+    """Decompresses a file of one or more streams, as pbzip2, `cat` and Wikipedia's dumps make them.
+
+    The readers of Python's bz2 and lzma cannot be used: if they cannot decompress the beginning of
+    a later stream, they take the rest of the file for rubbish and drop it without a word. Here all
+    bytes belong to a stream, or are zeros between or after the streams, as .xz files may have them.
+    Reading raises an error of the decompressor, ValueError or EOFError for any other file.
+    """
+
+    def __init__(self, file: BinaryIO, new_decompressor: Callable[[], Any]) -> None:
+        self.file = file
+        self.new_decompressor = new_decompressor
+        self.decompressor = new_decompressor()
+        self.stream_start = 0
+        self.next_bytes = b""  # that were read after the end of a stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with decompressed bytes; return how many, or 0 at the end of the file."""
+        data = b""
+        while not data:
+            compressed = self.next_bytes
+            self.next_bytes = b""
+            if self.decompressor.eof:
+                compressed = self.skip_zeros(compressed)
+                if not compressed:
+                    return 0
+                self.stream_start = self.file.tell() - len(compressed)
+                self.decompressor = self.new_decompressor()
+            elif self.decompressor.needs_input and not compressed:
+                compressed = self.file.read(BATCH_BYTES)
+                if not compressed:
+                    raise EOFError(f"the file ends within {self.describe_stream()}")
+            data = self.decompress(compressed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def decompress(self, compressed: bytes, max_length: int) -> bytes:
+        """Return decompressed bytes; say in which stream the file is damaged if it is."""
+        try:
+            data = self.decompressor.decompress(compressed, max_length)
+        except Exception as error:
+            raise ValueError(f"{cli.one_line(error)} in {self.describe_stream()}") from error
+        if self.decompressor.eof:
+            self.next_bytes = self.decompressor.unused_data
+        return data
+
+    def skip_zeros(self, read: bytes) -> bytes:
+        """Return what follows the zeros at the beginning of `read` and of the rest of the file."""
+        while not (rest := read.lstrip(b"\0")):
+            read = self.file.read(BATCH_BYTES)
+            if not read:
+                break
+        return rest
+
+    def describe_stream(self) -> str:
+        return f"the compressed stream that begins at byte {self.stream_start:,}"
+
+
 @contextmanager
 def open_decompressed(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Open a file for a `with` block, as (the file on disk, its decompressed content).
@@ -199,6 +266,9 @@ def open_decompressed(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             module = import_module(DECOMPRESSORS[suffix]) if suffix else None
             if suffix == ".zst":
                 yield file, io.BufferedReader(module.input_stream(file, compression="zstd"))
+            elif suffix in STREAM_DECOMPRESSORS:
+                new_decompressor = getattr(module, STREAM_DECOMPRESSORS[suffix])
+                yield file, io.BufferedReader(StreamsReader(file, new_decompressor), BATCH_BYTES)
             else:
                 yield file, module.open(file) if module else file
     except ImportError as error:
@@ -206,7 +276,6 @@ def open_decompressed(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         raise cli.ToolError(f"{path}: {cli.missing_package(error.name)}{alternative}") from None
     except Exception as error:
         is_damage = isinstance(error, (OSError, EOFError, ValueError, zlib.error))
-        is_damage |= type(error).__name__ == "LZMAError"  # of lzma, which may be missing
         is_system_error = bool(getattr(error, "errno", None))  # such as an error of the disk
         if not is_damage or is_system_error:
             raise
@@ -223,34 +292,62 @@ def read_parquet_texts(file: BinaryIO, path: str) -> Iterator[bytes]:
     Raises ToolError if the file has no column "text", or if a text is not a string.
     """
     parquet = import_module("pyarrow.parquet")
-    table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=BATCH_BYTES)
-    names = table.schema_arrow.names
-    if "text" not in names:
-        raise cli.ToolError(
-            f'{path}: has the columns {cli.join_some(names)}, but no column "text"; '
-            'write a file with a column "text"'
-        )
-    batches = table.iter_batches(PARQUET_BATCH_ROWS, columns=["text"])
-    texts = (text for batch in batches for text in batch.column(0).to_pylist())
-    for number, text in enumerate(texts, 1):
-        if not isinstance(text, str):
+    with ExitStack() as stack:
+        if not file.seekable():
+            copy = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(file, copy, BATCH_BYTES)
+            file = copy
+        table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=BATCH_BYTES)
+        names = table.schema_arrow.names
+        if "text" not in names:
             raise cli.ToolError(
-                f'{path}: "text" of row {number} is {cli.one_line(text)[:40]}, not a string; '
-                "remove the row"
+                f'{path}: has the columns {cli.join_some(names)}, but no column "text"; '
+                'write a file with a column "text"'
             )
-        yield text.encode("utf-8")
+        kind = table.schema_arrow.field("text").type
+        kind = getattr(kind, "value_type", kind) if "dictionary" in str(kind) else kind
+        if str(kind) not in ("string", "large_string", "string_view", "null"):
+            raise cli.ToolError(
+                f'{path}: the column "text" has the type {kind}, not string; '
+                "write a file whose column contains strings"
+            )
+        batches = table.iter_batches(PARQUET_BATCH_ROWS, columns=["text"])
+        texts = (text for batch in batches for text in batch.column(0).to_pylist())
+        for number, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise cli.ToolError(
+                    f'{path}: "text" of row {number} is {cli.one_line(text)[:40]}, not a string; '
+                    "remove the row"
+                )
+            yield text.encode("utf-8")
 
 
-def reject_json_in_text_file(path: str) -> None:
-    """Raise ToolError if a file whose name is that of plain text begins like JSON lines."""
+def check_content(path: str) -> None:
+    """Raise ToolError if the beginning of a file is not what its name says.
+
+    Such files are pointers of Git LFS, archives, pages of HTML in the place of other files, and
+    JSON lines in a file with the name of plain text. A page of HTML may be a text.
+    """
+    suffix = compression_suffix(path)
+    kind, what_it_is = dataset.identify(dataset.read_head(path))
+    if kind in ("lfs", "html") and not (kind == "html" and is_plain_text(path) and not suffix):
+        raise cli.ToolError(f"{path}: {what_it_is}")
+    if kind == "empty" and suffix:
+        raise cli.ToolError(f"{path}: {what_it_is}")  # a compressed empty text has a head
     with open_decompressed(path) as (_, content):
         line = content.readline(MAX_DOCUMENT_BYTES)
+        head = line + content.read(512) if len(line) < 512 else line
+    kind, what_it_is = dataset.identify(head[:512])
+    if kind in ("archive", "packed", "pdf") or kind == "html" and not is_plain_text(path):
+        inside = "its decompressed content " if suffix else ""
+        raise cli.ToolError(f"{path}: {inside}{what_it_is}")
+    if not is_plain_text(path):
+        return
     with suppress(ValueError, RecursionError):  # raised if the line is text and not JSON
         parse_json_line(line.decode("utf-8-sig"))
         raise cli.ToolError(
             f'{path}: is a text file by its name, but its first line is a JSON object with "text"; '
-            f"rename it to end in .jsonl{compression_suffix(path)}, "
-            "or insert an empty first line if it is text"
+            f"rename it to end in .jsonl{suffix}, or insert an empty first line if it is text"
         )
 
 
@@ -297,7 +394,8 @@ def list_input_files(paths: list[str]) -> list[str]:
         elif os.path.isfile(path):
             files.append(path)
         else:
-            fault = "is not a regular file" if os.path.lexists(path) else "does not exist"
+            exists = os.path.lexists(path)
+            fault = "is not a regular file" if exists else "there is no such file or folder"
             raise cli.ToolError(f"{path}: {fault}; give text files, .jsonl files or folders")
     counts = Counter(map(os.path.realpath, files))
     if repeated := [path for path, count in counts.items() if count > 1]:
@@ -361,8 +459,8 @@ class Source:
         self.bytes_before_file = [0, *ends[:-1]]
         self.total_bytes = ends[-1] or 1  # never 0: it is a divisor
         self.bytes_read = 0  # of all files, as they are on disk
-        for path in filter(is_plain_text, self.files):
-            reject_json_in_text_file(path)
+        for path in self.files:
+            check_content(path)
         self.num_val_docs = self.count_val_docs() if num_val_docs is None else num_val_docs
 
     def documents(self, first: int = 0) -> Iterator[Document]:
@@ -454,6 +552,28 @@ def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
 # === TOKENIZERS ===================================================================================
 
 
+def read_byte_offset(data: bytes) -> int:
+    """Return the id of byte 0 from the .json file of a byte tokenizer.
+
+    Raises ValueError, with a reason for the user, for any other file.
+    """
+    try:
+        form = json.loads(data)
+    except ValueError:
+        raise ValueError("it is no JSON") from None
+    config = form.get("config") if isinstance(form, dict) else None
+    if isinstance(form, dict) and "offset" in form:
+        offset = form["offset"]
+    elif isinstance(config, dict) and "byte_offset" in config:
+        offset = config["byte_offset"]
+    else:
+        what = f"has the keys {cli.join_some([*form])}" if isinstance(form, dict) else "is a value"
+        raise ValueError(f'it is the JSON of another program: it {what}, but no "offset"')
+    if type(offset) is not int or offset < 0:
+        raise ValueError(f'its "offset" is {cli.one_line(offset)[:40]}, not a whole number')
+    return offset
+
+
 class Tokenizer:
     """A SentencePiece .model, or the .json file of a byte tokenizer.
 
@@ -462,14 +582,18 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path) -> None:
+        import sentencepiece
+
         self.processor: sentencepiece.SentencePieceProcessor | None = None
         self.offset = 0  # of a byte tokenizer: byte b is token b + offset
         self.unknown_id = -1  # -1 is no token: a byte tokenizer has no unknown token
         try:
             data = path.read_bytes()
+            _, what_it_is = dataset.identify(data[:512])
+            if what_it_is:
+                raise cli.ToolError(f"{path}: {what_it_is}")
             if path.suffix == ".json":
-                form = json.loads(data)
-                self.offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
+                self.offset = read_byte_offset(data)
                 self.vocab_size = 256 + self.offset
                 self.bos_id = 1
             else:
@@ -477,14 +601,15 @@ class Tokenizer:
                 self.vocab_size = len(self.processor)
                 self.bos_id = self.processor.bos_id()
                 self.unknown_id = self.processor.unk_id()
-        except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
-            if type(error) is RuntimeError:
-                reason = "not a SentencePiece model"
-            else:
-                reason = getattr(error, "strerror", "") or cli.one_line(error)
+        except OSError as error:
+            missing = not os.path.lexists(path)
+            fault = "there is no such file" if missing else f"cannot be read ({error.strerror})"
+            raise cli.ToolError(f"{path}: {fault}; {TOKENIZER_REMEDY}") from None
+        except (ValueError, RecursionError, RuntimeError) as error:
+            is_sentencepiece_error = type(error) is RuntimeError
+            reason = "it is not a SentencePiece model" if is_sentencepiece_error else str(error)
             raise cli.ToolError(
-                f"{path}: is not a usable tokenizer ({reason}); "
-                "give a SentencePiece .model, or a byte tokenizer's .json"
+                f"{path}: is not a usable tokenizer ({cli.one_line(reason)}); {TOKENIZER_REMEDY}"
             ) from None
         if self.bos_id < 0 or self.vocab_size > MAX_VOCAB_SIZE:
             raise cli.ToolError(
@@ -516,6 +641,8 @@ class Tokenizer:
 
     def encode(self, texts: list[str], threads: int = 1) -> list[np.ndarray]:
         """Return the tokens of each text, as uint16 arrays that begin with BOS."""
+        import numpy as np
+
         if self.processor:
             encoded = self.processor.encode(
                 texts, add_bos=True, out_type="numpy", num_threads=threads
@@ -558,6 +685,8 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
     normalization="identity" keeps every character, white space too; "nmt_nfkc" changes the text as
     the published tokenizers do. Raises ToolError if the documents are too small for the vocabulary.
     """
+    import sentencepiece
+
     model = io.BytesIO()
     lossless = normalization == "identity"
     errors: list[BaseException] = []
@@ -648,6 +777,8 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, state: dict[str, Any], shard_tokens: int) -> None:
+        import numpy as np
+
         self.folder, self.state = folder, state
         self.buffer = np.empty(shard_tokens, dtype="<u2")
         self.used = 0  # tokens in the buffer
@@ -672,6 +803,8 @@ class ShardWriter:
 
         `document` and `tokens_done` say where to continue; complete=True ends the export.
         """
+        import numpy as np
+
         shards = self.state["shards"][split]
         if self.used:
             name = f"fineweb_{split}_{len(shards):06d}.bin"
@@ -804,6 +937,8 @@ def ensure_tokenizer(source: Source, data_set: DataSet, state: dict[str, Any]) -
 
 def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]:
     """Make a tokenizer and a data set, or the missing part; return them and the final state."""
+    for package in ("numpy", "sentencepiece", "huggingface_hub.utils"):
+        import_module(package)  # if a package is missing, this is said before the work begins
     for name in filter(os.path.isdir, options.files):
         if options.out.resolve().is_relative_to(Path(name).resolve()):
             raise cli.ToolError(
@@ -867,6 +1002,10 @@ def plan_tokenizer(options: argparse.Namespace) -> tuple[str, str, dict[str, Any
         return "byte260", "byte260.json", {"bytes": True}
     if options.model:
         tokenizer = Tokenizer(options.model)
+        if not tokenizer.processor:
+            raise cli.ToolError(
+                f"--model {options.model}: is a byte tokenizer; use --bytes instead"
+            )
         if not tokenizer.has_space_token():
             raise cli.ToolError(
                 f"--model {options.model}: has no token for a single space, so bits per byte would "
@@ -932,8 +1071,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             f"--name {options.name}: is part of file names, so it may contain only letters, "
             "digits, '.', '_' and '-'"
         )
-    if options.model and options.model.suffix == ".json":
-        parser.error(f"--model {options.model}: is a byte tokenizer; use --bytes instead")
     if options.normalization and (options.model or options.bytes):
         parser.error("--normalization has no effect with --model or --bytes; run without it")
     options.normalization = options.normalization or "identity"

@@ -1,9 +1,11 @@
 """Tests of wrong use of each program: one line with the remedy, an exit code, and no files."""
 
+import errno
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import cli
@@ -56,6 +58,44 @@ def test_a_closed_pipe_ends_a_tool_without_a_message() -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_error_without_a_file_has_a_traceback_and_a_full_disk_a_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No message tells the user to give another file if no file is the reason."""
+
+    def raises(number: int, *path: str) -> Callable[[], int]:
+        def main() -> int:
+            raise OSError(number, os.strerror(number), *path)
+
+        return main
+
+    with pytest.raises(OSError, match="No locks available"):
+        cli.run(raises(errno.ENOLCK))
+    for number, path, words in (
+        (errno.ENOENT, ["x"], "error: x: No such file or directory; give another file or folder\n"),
+        (errno.ENOSPC, ["x"], "error: x: No space left on device; free disk space, or write to "),
+        (errno.ENOSPC, [], "error: No space left on device; free disk space, or write to another"),
+    ):
+        assert cli.run(raises(number, *path), refused=2) == 2
+        assert capsys.readouterr().err.startswith(words)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "tokenize_docs", "cached_challenge_fineweb"])
+def test_help_of_data_needs_no_packages(name: str, tmp_path: Path) -> None:
+    """Without the packages, every other call says at once which one is missing."""
+    program = ROOT / "data" / f"{name}.py"
+    (tmp_path / "novel.txt").write_text("word\n\n" * 50)
+    arguments = ["novel.txt", "--bytes", "--out", "out"] if name == "tokenize_docs" else []
+    where = {"cwd": tmp_path, "capture_output": True, "text": True}
+    # -S leaves out the folder of the packages.
+    done = subprocess.run([sys.executable, "-IS", program, "--help"], **where)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
+    if name != "quickstart":  # it would make its data set in the repository
+        done = subprocess.run([sys.executable, "-IS", program, *arguments], **where)
+        assert done.returncode == 1 and " is missing; run " in done.stderr
+        assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_the_message_on_a_missing_package_has_its_requirements_file(
