@@ -10,11 +10,13 @@ begin with a dot.
 - A .jsonl, .ndjson, .jl or .json file contains one {"text": "..."} per line, each a document.
 - A .parquet file contains a column "text" with one document per row (reading it requires pyarrow).
 - Any other file is UTF-8 text and one document. But if the input is a single text file, it is split
-  into documents at blank lines, or after 16 KiB where there are none. With --one-document it is not
-  split at blank lines: its first tenth is for validation, and the rest is for training.
+  into documents at blank lines, or after 16 KiB where there are none (in a text of less than
+  320 KiB: after a twentieth of it). With --one-document it is not split at blank lines: its first
+  tenth is for validation, and the rest is for training.
 - Files that end in .gz, .bz2, .xz or .zst are decompressed (.zst requires pyarrow).
 
-The first --num-val-docs documents (default: a tenth, at most 50,000) are the validation split.
+The first --num-val-docs documents are the validation split. The default is a tenth of all, at most
+50,000. Of a single text file, it is the documents in the first tenth of the text.
 Tokenizers are trained on the other documents only. A later document that repeats a validation
 document is left out.
 
@@ -49,6 +51,7 @@ import shutil
 import sys
 import tempfile
 import zlib
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -79,13 +82,14 @@ MAX_VAL_DOCS = 50_000  # the number of the challenge's validation documents
 MAX_DOCUMENT_BYTES = 16 << 20  # SentencePiece needs about 45 bytes of memory for each byte
 BATCH_BYTES = 1 << 20  # size of the batches that are encoded, and of the blocks that are read
 PASSAGE_BYTES = 1 << 14  # largest document that is cut from a single text file
+MIN_PASSAGES = 20  # of a single text, so that one passage cannot be much of it
 PARQUET_BATCH_ROWS = 256  # rows of a Parquet file that are in memory at the same time
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
 SPACE = "\u2581"  # SentencePiece's mark for a space
 SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes; SentencePiece drops longer sentences silently
 SAMPLE_BYTES = 50_000_000  # of the input files, as they are on disk, that train a tokenizer
 SPLIT_NOTE = (
-    "split into documents at blank lines, or after 16 KiB; "
+    "split into documents at blank lines, and where there are none; "
     "use --one-document to keep the text together"
 )
 TOKENIZER_REMEDY = "give a SentencePiece .model, or a byte tokenizer's .json"
@@ -357,7 +361,7 @@ def split_text(
     """Yield a text as documents of at most max_bytes each, the first of at most first_bytes."""
     data = b""
     limit = max(1, first_bytes)
-    while data := data + file.read(limit + 1 - len(data)):
+    while data := data + file.read(max(0, limit + 4 - len(data))):  # 4: a character's bytes
         end = find_document_end(data, limit, at_blank_lines)
         yield data[:end]
         data = data[end:]
@@ -368,7 +372,8 @@ def find_document_end(data: bytes, limit: int, at_blank_lines: bool) -> int:
     """Return where the document at the beginning of `data` ends: at most `limit`.
 
     It ends after the first blank lines if at_blank_lines is True. If there are none within the
-    limit, it ends after the last line, else the last word, else the last character.
+    limit, it ends after the last line, else the last word, else the last character. Only a first
+    character that is longer than the limit exceeds it.
     """
     if at_blank_lines and (blank := BLANK_LINES.search(data, 0, limit)):
         return blank.end()
@@ -377,9 +382,10 @@ def find_document_end(data: bytes, limit: int, at_blank_lines: bool) -> int:
     for separator in (b"\n", b" "):
         if end := data.rfind(separator, 0, limit) + 1:
             return end
-    while data[limit] & 0xC0 == 0x80 and limit > 1:  # a byte inside a UTF-8 character
-        limit -= 1
-    return limit
+    begins = [end for end in range(limit - 3, limit + 4) if 0 < end < len(data)]
+    begins = [end for end in begins if data[end] & 0xC0 != 0x80]  # of UTF-8 characters
+    before = [end for end in begins if end <= limit]
+    return max(before) if before else min(begins, default=len(data))
 
 
 def list_input_files(paths: list[str]) -> list[str]:
@@ -439,8 +445,8 @@ class Source:
     A single text file is split into passages at blank lines. With one_document=True it is split
     into its first tenth, for validation, and the rest.
 
-    num_val_docs=None means a tenth of the documents. Raises ToolError for input that cannot be
-    used.
+    num_val_docs=None means a tenth of the documents, or of a single text. Raises ToolError for
+    input that cannot be used.
     """
 
     def __init__(
@@ -500,13 +506,30 @@ class Source:
             first_bytes = min(size // 10, MAX_DOCUMENT_BYTES)
             return split_text(content, first_bytes, MAX_DOCUMENT_BYTES, at_blank_lines=False)
         if self.is_one_text:
-            return split_text(content, PASSAGE_BYTES, PASSAGE_BYTES, at_blank_lines=True)
+            with open_decompressed(path) as (_, same_content):
+                size = len(same_content.read(MIN_PASSAGES * PASSAGE_BYTES))  # at most
+            limit = max(1, size // MIN_PASSAGES)
+            return split_text(content, limit, limit, at_blank_lines=True)
         read = content.readline if is_json_lines(path) else content.read
         return iter(lambda: read(MAX_DOCUMENT_BYTES + 1), b"")
 
     def count_val_docs(self) -> int:
-        """Return a tenth of the number of documents, at most MAX_VAL_DOCS and at least 1."""
-        return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
+        """Return a tenth of the number of documents, at most MAX_VAL_DOCS and at least 1.
+
+        Of a single text, it is the number of documents in the first tenth of its bytes: passages
+        differ in size, so a tenth of them may be much more or less than a tenth of the text.
+        """
+        if not self.is_one_text:
+            return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
+        ends: list[int] = []  # of the first documents, in bytes
+        total = 0
+        for document in self.documents():
+            total += len(document.data)
+            if len(ends) < MAX_VAL_DOCS:
+                ends.append(total)
+            elif total > 10 * ends[-1]:
+                break  # all of the first MAX_VAL_DOCS documents are in the first tenth
+        return max(1, bisect_right(ends, total / 10))
 
     def val_digests(self) -> frozenset[bytes]:
         """Return the digests of the validation documents.
@@ -761,6 +784,7 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         "tokens_done": 0,
         "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.describe_shard
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
+        "tokens_left_out": 0,  # of the repeats
         "miscounted_tokens": {"val": 0, "train": 0},
     }
 
@@ -846,6 +870,7 @@ def export_documents(
                 producing.update(val_complete=True)
             if split == "train" and compute_digest(text.encode()) in val_digests:
                 docs["repeats_of_val_left_out"] += 1
+                state["tokens_left_out"] += len(tokens)
                 continue
             if not done:  # with tokens in a complete shard, it was counted before an interruption
                 docs[split] += 1
@@ -882,6 +907,7 @@ def open_state(data_set: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
             if os.path.lexists(other):
                 raise cli.ToolError(f"{other}: was not made by this command; {remedy}")
         return new_state(settings)
+    state.setdefault("tokens_left_out", 0)  # older versions did not count them
     old_settings = state["settings"]
     changed = [key for key in settings if old_settings.get(key) != settings[key]]
     if "inputs" in changed:
@@ -988,7 +1014,8 @@ def describe_counts(state: dict[str, Any]) -> str:
     return (
         f"{docs['val']:,} validation documents with {val_tokens:,} tokens, "
         f"{docs['train']:,} training documents with {train_tokens:,} tokens; "
-        f"{docs['repeats_of_val_left_out']:,} repeats of validation documents are left out"
+        f"{docs['repeats_of_val_left_out']:,} repeats of validation documents with "
+        f"{state['tokens_left_out']:,} tokens are left out"
     )
 
 
@@ -1032,10 +1059,28 @@ def notes_and_warnings(data_set: DataSet, state: dict[str, Any]) -> Iterator[str
         )
     val, train = count_tokens(state, "val"), count_tokens(state, "train")
     if val > (val + train) / 5:
-        yield (
-            f"WARNING: validation has {val / (val + train):.0%} of all tokens; put smaller "
-            "documents first, or set --num-val-docs and another --name"
-        )
+        number, tokens = find_val_docs(data_set, (val + train) / 10)
+        remedy = f"--num-val-docs {number} and another --name make it {tokens / (val + train):.0%}"
+        if tokens > (val + train) / 5:
+            remedy = "the first document alone is so large; put a smaller document first"
+            if state["tokens_left_out"] > train:
+                remedy = "most of the text repeats validation documents; give other text"
+        yield f"WARNING: validation has {val / (val + train):.0%} of all tokens; {remedy}"
+
+
+def find_val_docs(data_set: DataSet, max_tokens: float) -> tuple[int, int]:
+    """Return how many of the first validation documents have at most `max_tokens` tokens, at least
+    1, and how many tokens they have."""
+    import numpy as np
+
+    paths = dataset.shard_paths(data_set.folder, "val")
+    shards = [np.fromfile(path, "<u2", offset=dataset.HEADER_BYTES) for path in paths]
+    tokens = np.concatenate(shards)
+    # Every document begins with BOS, and BOS is nowhere else.
+    begins = np.flatnonzero(tokens == Tokenizer(data_set.tokenizer).bos_id)
+    ends = [*begins[1:].tolist(), len(tokens)]
+    number = max(1, bisect_right(ends, max_tokens))
+    return number, ends[number - 1]
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -1054,7 +1099,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add_exclusive("--model", type=Path, metavar="M", help=text)
     text = "use the byte tokenizer, which has 260 ids, instead of training one"
     add_exclusive("--bytes", action="store_true", help=text)
-    text = "number of validation documents (default: a tenth of all, at most 50000)"
+    text = "number of validation documents (default: a tenth of all, see above)"
     add("--num-val-docs", type=count, metavar="N", help=text)
     text = "keep a single text together: its first tenth is for validation, the rest for training"
     add("--one-document", action="store_true", help=text)

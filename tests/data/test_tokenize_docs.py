@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from itertools import accumulate
 from pathlib import Path
 
 import dataset
@@ -95,6 +96,12 @@ def read_documents(folder: Path, split: str) -> list[list[int]]:
     starts = np.flatnonzero(tokens == 1)
     assert starts[0] == 0
     return [part.tolist() for part in np.split(tokens, starts[1:])]
+
+
+def val_share(folder: Path) -> float:
+    """Return which part of the tokens of a data set is in the validation split."""
+    val, train = (sum(map(len, read_documents(folder, split))) for split in ("val", "train"))
+    return val / (val + train)
 
 
 def decode_data_set(out: Path, name: str, size: int = 400) -> list[str]:
@@ -343,14 +350,20 @@ def test_validation_never_appears_in_training(tmp_path: Path) -> None:
     texts = make_texts(60)
     path = write_jsonl(tmp_path / "docs.jsonl", [*texts, texts[3], "new one", texts[19], texts[3]])
     output = run(path, "--out", tmp_path, "--num-val-docs", 20, "--bytes")
-    assert (
-        "41 training documents" in output
-        and "3 repeats of validation documents are left out" in output
-    )
+    assert "41 training documents" in output and "3 repeats of validation documents with " in output
+    left_out = sum(1 + len(texts[number].encode()) for number in (3, 19, 3))
+    assert f" documents with {left_out:,} tokens are left out" in output
     folder = tmp_path / "datasets" / "docs_byte260"
     val, train = (set(map(tuple, read_documents(folder, split))) for split in ("val", "train"))
     assert len(val) == 20 and len(train) == 41 and not val & train
-    assert re.search("WARNING: validation has 4.% of all tokens", output), output
+    [percent, number] = re.findall(
+        r"WARNING: validation has (\d+)% of all tokens; --num-val-docs (\d+) and another", output
+    )[0]
+    assert 30 < int(percent) < 45
+    output = run(path, "--out", tmp_path, "--num-val-docs", number, "--bytes", "--name", "better")
+    assert "WARNING" not in output
+    folder = tmp_path / "datasets" / "better_byte260"
+    assert 0.05 < val_share(folder) <= 0.1
 
 
 def test_the_tokenizer_is_not_trained_on_validation_documents(tmp_path: Path) -> None:
@@ -433,7 +446,7 @@ def test_one_document_keeps_a_text_together(tmp_path: Path, name: str) -> None:
     output = run(given, *arguments)
     assert (
         "use --one-document to keep the text together" in output
-        and "1,800 training documents" in output
+        and "1,793 training documents" in output
     )
     run(given, *arguments, "--name", "one", "--one-document")
     folder = tmp_path / "datasets" / "one_byte260"
@@ -455,6 +468,23 @@ def test_a_note_says_that_a_normaliser_changes_text(tmp_path: Path) -> None:
     output = run(documents, "--out", tmp_path, "--name", "given", "--model", model)
     assert "line ends and tabs become one space" in output
     assert decode_data_set(tmp_path, "given") == decode_data_set(tmp_path, "nmt")
+
+
+SIZES = {"large passages first": [12_000] * 20 + [30] * 2000, "one short passage": [30_000]}
+SIZES |= {"small passages first": SIZES["large passages first"][::-1], "one passage": [400_000]}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_a_tenth_of_a_single_text_is_for_validation(tmp_path: Path, sizes: list[int]) -> None:
+    """It is a tenth of its tokens, not of its passages, which may be of any size."""
+    numbers = "".join(f"{number} " for number in range(sum(sizes) // 5))
+    passages = [
+        numbers[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=False)
+    ]
+    (tmp_path / "novel.txt").write_text("\n\n".join(passages))
+    output = run(tmp_path / "novel.txt", "--out", tmp_path, "--bytes", "--name", "novel")
+    assert 0.05 <= val_share(tmp_path / "datasets" / "novel_byte260") <= 0.15, output
+    assert "WARNING" not in output
 
 
 @pytest.mark.parametrize("separator", ["\n", " ", ""])
