@@ -516,20 +516,42 @@ class Source:
     def count_val_docs(self) -> int:
         """Return a tenth of the number of documents, at most MAX_VAL_DOCS and at least 1.
 
-        Of a single text, it is the number of documents in the first tenth of its bytes: passages
-        differ in size, so a tenth of them may be much more or less than a tenth of the text.
+        For a single text, see count_val_passages.
         """
-        if not self.is_one_text:
-            return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
-        ends: list[int] = []  # of the first documents, in bytes
-        total = 0
-        for document in self.documents():
-            total += len(document.data)
+        if self.is_one_text:
+            return self.count_val_passages()
+        return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
+
+    def count_val_passages(self) -> int:
+        """Return how many of the first passages have a tenth of the bytes of the data set.
+
+        Passages differ in size, so a tenth of them may be much more or less than a tenth of the
+        text. Later passages that repeat a validation passage are not in the data set.
+        """
+        ends: list[int] = []  # of each of the first MAX_VAL_DOCS passages
+        with_repeats: list[int] = []  # bytes of each of them with its repeats, 0 if it is a repeat
+        numbers: dict[bytes, int] = {}  # of each of them, by its digest
+        others = 0  # bytes of the passages that are neither among them nor repeat them
+        for passage in self.documents():
+            size = len(passage.data)
+            digest = compute_digest(passage.data)
             if len(ends) < MAX_VAL_DOCS:
-                ends.append(total)
-            elif total > 10 * ends[-1]:
-                break  # all of the first MAX_VAL_DOCS documents are in the first tenth
-        return max(1, bisect_right(ends, total / 10))
+                numbers.setdefault(digest, len(ends))
+                ends.append(size + (ends[-1] if ends else 0))
+                with_repeats.append(0)
+            if digest in numbers:
+                with_repeats[numbers[digest]] += size
+            else:
+                others += size
+                if others > 9 * ends[-1]:
+                    break  # all of the first MAX_VAL_DOCS passages are less than a tenth
+        training_bytes = others + sum(with_repeats)
+        count = 1
+        for number, (end, size) in enumerate(zip(ends, with_repeats, strict=True), 1):
+            training_bytes -= size
+            if 9 * end <= training_bytes:
+                count = number
+        return count
 
     def val_digests(self) -> frozenset[bytes]:
         """Return the digests of the validation documents.
