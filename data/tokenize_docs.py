@@ -684,6 +684,13 @@ class Tokenizer:
             "space, and some characters become others; bits per byte are those of the changed text"
         )
 
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of tokens; control tokens have none."""
+        if self.processor:
+            return self.processor.decode(ids)
+        values = [token - self.offset for token in ids]
+        return bytes(value for value in values if 0 <= value < 256).decode("utf-8", "replace")
+
     def encode(self, texts: list[str], threads: int = 1) -> list[np.ndarray]:
         """Return the tokens of each text, as uint16 arrays that begin with BOS."""
         import numpy as np

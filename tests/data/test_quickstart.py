@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,10 +13,11 @@ from pathlib import Path
 
 import cli
 import dataset
+import numpy as np
 import pytest
 import quickstart
 import tokenize_docs
-from running import ROOT, clean_environment, start_process
+from running import ROOT, clean_environment, start_process, write_split
 
 # A stand-in for train_gpt.py that runs in less than a second. It writes the log that the trainer
 # would write, and its own environment.
@@ -38,6 +40,8 @@ if os.environ["ITERATIONS"] == "8":
     except KeyboardInterrupt:
         event("end", status="interrupted")
         sys.exit(130)
+print("attention_mode:gqa num_heads:4 num_kv_heads:2\\nWARNING: read this")
+print("peak memory allocated: 0 MiB reserved: 0 MiB\\npeak memory allocated: 7 MiB")
 event("validation", step=0, val_bpb=4.5)
 event("artifact", artifact_bytes=1000, code_bytes=234)
 event("score", val_bpb=2.25)
@@ -157,7 +161,8 @@ def test_the_printed_command_can_be_pasted(checkout: Path, user_data: Path, tmp_
     (tmp_path / "mine.py").write_text(STAND_IN)
     settings = {"DATA_PATH": data, "MLP_MULT": 3, "SECRET": "x"}
     output = run(checkout, tmp_path, "--script", "mine.py", **settings).splitlines()
-    assert "    sampled ['logs/quickstart.jsonl']" in output
+    # The prompt is the beginning of a validation document.
+    assert "    sampled ['logs/quickstart.jsonl', '--prompt', 'Paragraph 0.']" in output
     assert "bits per byte: 4.5000 before training, 2.2500 after training" in output
     assert (
         "artifact (the compressed model): 1,000 bytes, and 1,234 bytes with the script; "
@@ -172,6 +177,42 @@ def test_the_printed_command_can_be_pasted(checkout: Path, user_data: Path, tmp_
     second = read_environment(tmp_path, "quickstart-2")
     assert second["MLP_MULT"] == "3" and second["ITERATIONS"] == "2000"
     assert second["DATA_PATH"] == str(data)
+
+
+def test_the_screen_explains_its_lines_and_leaves_some_to_the_log(
+    checkout: Path, user_data: Path, tmp_path: Path
+) -> None:
+    """What says nothing on a CPU is not printed. What is printed is explained before it."""
+    output = run(checkout, tmp_path, DATA_PATH=user_data)
+    assert "WARNING: read this\n" in output and "allocated: 7 MiB\n" in output
+    assert "attention_mode" not in output and "allocated: 0 MiB" not in output
+    explained = output.partition("WARNING: read this")[0]
+    for word in ("val_bpb", "train_loss", "mean_loss", "tok_s", "input_wait", "data_crc", "eta"):
+        assert word in explained
+    assert "(logs/quickstart.txt contains more of them)" in explained
+
+
+def test_the_estimate_of_validations_is_that_of_the_data_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training step of the default settings has 2,048 tokens."""
+    monkeypatch.setattr(os, "environ", {"RUN_ID": "x"})
+    for name, tokens, settings, words in (
+        ("small", 20_000, {}, "there are 6 of them, .* scores 19,968 of 20,000 tokens .* 4 steps$"),
+        ("large", 400_000, {}, "scores 399,872 of 400,000 .* 78 steps$"),
+        ("huge", 4_000_000, {}, "781 steps; VAL_TOKENS=107000 would save most of that time"),
+        ("part", 4_000_000, {"VAL_TOKENS": "107000"}, "scores 106,752 of 4,000,000 .* 21 steps$"),
+        ("last", 400_000, {"VAL_LOSS_EVERY": "0"}, "there are 2 of them"),
+        ("wrong", 20_000, {"ITERATIONS": "1e3"}, "^eta does not include validations$"),
+    ):
+        write_split(tmp_path / name, "val", np.zeros(tokens, int), [tokens // 3])
+        given = {"DATA_PATH": str(tmp_path / name), **settings}
+        environment = quickstart.training_environment(1, given)
+        text = quickstart.describe_validations(environment)
+        assert re.search(words, text), text
+    (tmp_path / "large" / ".producing").touch()
+    text = quickstart.describe_validations({**environment, "DATA_PATH": str(tmp_path / "large")})
+    assert text == "eta does not include validations", "more validation shards may come"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
