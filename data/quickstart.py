@@ -101,7 +101,7 @@ how to read the lines below ({log} contains more of them):
   data_crc             a checksum of the tokens of the batch"""
 PROMPT = "def "  # of the sample, after training on Python's sources
 # A token of a validation takes about this part of the time of a training token.
-VALIDATION_COST = 0.4
+VALIDATION_COST = 0.45
 
 
 def read_sources(library: Path) -> dict[str, str]:

@@ -199,9 +199,9 @@ def test_the_estimate_of_validations_is_that_of_the_data_at_hand(
     monkeypatch.setattr(os, "environ", {"RUN_ID": "x"})
     for name, tokens, settings, words in (
         ("small", 20_000, {}, "there are 6 of them, .* scores 19,968 of 20,000 tokens .* 4 steps$"),
-        ("large", 400_000, {}, "scores 399,872 of 400,000 .* 78 steps$"),
-        ("huge", 4_000_000, {}, "781 steps; VAL_TOKENS=107000 would save most of that time"),
-        ("part", 4_000_000, {"VAL_TOKENS": "107000"}, "scores 106,752 of 4,000,000 .* 21 steps$"),
+        ("large", 400_000, {}, "scores 399,872 of 400,000 .* 88 steps; VAL_TOKENS=95000"),
+        ("huge", 4_000_000, {}, "879 steps; VAL_TOKENS=95000 would save most of that time"),
+        ("part", 4_000_000, {"VAL_TOKENS": "95000"}, "scores 94,976 of 4,000,000 .* 21 steps$"),
         ("last", 400_000, {"VAL_LOSS_EVERY": "0"}, "there are 2 of them"),
         ("wrong", 20_000, {"ITERATIONS": "1e3"}, "^eta does not include validations$"),
     ):
