@@ -384,6 +384,10 @@ def main() -> None:
         )
     options.train_shards = numbers[0] if numbers else None
     options.variant = options.variant.removeprefix(DATA_SET_PREFIX)
+    if not re.fullmatch(r"\w[\w.-]*", options.variant):
+        parser.error(
+            f"--variant {options.variant}: must be part of the name of a data set, such as sp1024"
+        )
     folder = DATA / "datasets" / (DATA_SET_PREFIX + options.variant)
     if (folder / dataset.EXPORT_FILE).exists():
         raise cli.ToolError(

@@ -279,7 +279,7 @@ def find_recorded_tokenizer(folder: Path) -> tuple[str, Path] | None:
     record = folder / TOKENIZER_RECORD
     if not record.is_file():
         return None
-    digest, _, name = os.fsdecode(record.read_bytes()).rstrip("\n").partition("  ")
+    digest, _, name = os.fsdecode(record.read_bytes()).rstrip("\r\n").partition("  ")
     if len(digest) != 64 or not name:
         raise cli.ToolError(
             f"{record}: must be one line in the format of sha256sum; write it again with sha256sum"

@@ -235,8 +235,11 @@ def check_data_path(data_path: str) -> None:
         )
     tool = cli.format_command("data/tokenize_docs.py")
     text = shlex.quote(data_path) if data_path and folder.exists() else "FILE_OR_FOLDER"
+    fault = "is not a folder with fineweb_*.bin"
+    if not os.path.lexists(folder):
+        fault = "there is no such folder"
     raise cli.ToolError(
-        f"DATA_PATH={data_path}: is not a folder with fineweb_*.bin; "
+        f"DATA_PATH={data_path}: {fault}; "
         f"{tool} {text} --name mine makes shards of text, and prints how to train on them"
     )
 
@@ -486,8 +489,9 @@ def main() -> int:
         print(dataset.training_commands(folder, tokenizer, data["VOCAB_SIZE"]))
         return 0
     if not options.script.is_file():
+        fault = "is not a file" if options.script.exists() else "there is no such file"
         raise cli.ToolError(
-            f"--script {options.script}: there is no such file; give an edited copy of train_gpt.py"
+            f"--script {options.script}: {fault}; give an edited copy of train_gpt.py"
         )
     return train(options.script, options.ranks, options.settings)
 

@@ -85,11 +85,13 @@ PASSAGE_BYTES = 1 << 14  # largest document that is cut from a single text file
 MIN_PASSAGES = 20  # of a single text, so that one passage cannot be much of it
 PARQUET_BATCH_ROWS = 256  # rows of a Parquet file that are in memory at the same time
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
+BYTE_ORDER_MARKS = {"UTF-16": (b"\xff\xfe", b"\xfe\xff")}
+BYTE_ORDER_MARKS["UTF-32"] = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 SPACE = "\u2581"  # SentencePiece's mark for a space
 SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes; SentencePiece drops longer sentences silently
 SAMPLE_BYTES = 50_000_000  # of the input files, as they are on disk, that train a tokenizer
 SPLIT_NOTE = (
-    "split into documents at blank lines, and where there are none; "
+    "split into documents at blank lines; parts without blank lines are cut if they are long; "
     "use --one-document to keep the text together"
 )
 TOKENIZER_REMEDY = "give a SentencePiece .model, or a byte tokenizer's .json"
@@ -117,13 +119,13 @@ class Document(NamedTuple):
         """
         try:
             text = self.data.decode("utf-8")
-            if is_json_lines(self.path):
-                text = parse_json_line(text.removeprefix("\ufeff"))
-            elif text.count("\0") > len(text) // 3 and is_plain_text(self.path):
+            if text.count("\0") > len(text) // 3 and content_suffix(self.path) != ".parquet":
                 raise cli.ToolError(
                     f"{self.path}: the text seems to be UTF-16; "
                     "convert it with iconv -f UTF-16LE -t UTF-8"
                 )
+            if is_json_lines(self.path):
+                text = parse_json_line(text.removeprefix("\ufeff"))
             text.encode("utf-8")  # fails if JSON contains half a surrogate pair
         except UnicodeDecodeError as error:
             raise self._encoding_error(error) from None
@@ -137,12 +139,14 @@ class Document(NamedTuple):
     def _encoding_error(self, error: UnicodeDecodeError) -> cli.ToolError:
         """Return the ToolError for data that is not UTF-8, with a command that converts it."""
         line = self.line + self.data.count(b"\n", 0, error.start)
-        is_utf16 = self.data.startswith((b"\xff\xfe", b"\xfe\xff"))
-        if b"\0" in self.data and not is_utf16:
+        encoding = "WINDOWS-1252"
+        for name, mark in BYTE_ORDER_MARKS.items():
+            if self.data.startswith(mark):
+                encoding = name
+        if b"\0" in self.data and encoding == "WINDOWS-1252":
             fault = "is a binary file, not text"
             remedy = "give text files, .jsonl or .parquet files"
         else:
-            encoding = "UTF-16" if is_utf16 else "WINDOWS-1252"
             suffix = compression_suffix(self.path)
             decompressed_path = shlex.quote(self.path[: len(self.path) - len(suffix)])
             what_to_do = "decompress and convert it" if suffix else "convert it"
@@ -161,10 +165,17 @@ def parse_json_line(line: str) -> str:
         raise ValueError(
             "it is an array; `jq -c '.[]' FILE > NEW.jsonl` writes each entry on its own line"
         )
+    if line.strip() == "{":
+        raise ValueError(
+            "its object continues on the next line; "
+            "`jq -c . FILE > NEW.jsonl` writes each object on one line"
+        )
     value = json.loads(line)
     if not isinstance(value, dict):
         raise ValueError(f"it is {cli.one_line(value)[:80]}")
-    if not isinstance(value.get("text"), str):
+    if "text" in value and not isinstance(value["text"], str):
+        raise ValueError(f'its "text" is {cli.one_line(json.dumps(value["text"]))[:40]}, no string')
+    if "text" not in value:
         keys = ", ".join(map(str, value))
         raise ValueError(f'it has no "text" with a string among its keys {keys[:80]}')
     return value["text"]
@@ -334,7 +345,8 @@ def check_content(path: str) -> None:
     """
     suffix = compression_suffix(path)
     kind, what_it_is = dataset.identify(dataset.read_head(path))
-    if kind in ("lfs", "html") and not (kind == "html" and is_plain_text(path) and not suffix):
+    may_be_text = kind == "html" and is_plain_text(path) and not suffix
+    if kind in ("lfs", "html", "archive", "pdf") and not may_be_text:
         raise cli.ToolError(f"{path}: {what_it_is}")
     if kind == "empty" and suffix:
         raise cli.ToolError(f"{path}: {what_it_is}")  # a compressed empty text has a head
@@ -400,9 +412,16 @@ def list_input_files(paths: list[str]) -> list[str]:
         elif os.path.isfile(path):
             files.append(path)
         else:
-            exists = os.path.lexists(path)
-            fault = "is not a regular file" if exists else "there is no such file or folder"
-            raise cli.ToolError(f"{path}: {fault}; give text files, .jsonl files or folders")
+            remedy = "give text files, .jsonl files or folders"
+            if not os.path.lexists(path):
+                fault = "there is no such file or folder"
+                if path == "-":
+                    remedy = "standard input is read several times, so write it to a file"
+            else:
+                fault = "is not a regular file"
+                if not os.path.islink(path) or os.path.exists(path):
+                    remedy = "it is read several times, so write its content to a file"
+            raise cli.ToolError(f"{path}: {fault}; {remedy}")
     counts = Counter(map(os.path.realpath, files))
     if repeated := [path for path, count in counts.items() if count > 1]:
         raise cli.ToolError(f"{repeated[0]}: is given twice; give each file once")

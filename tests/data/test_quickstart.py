@@ -298,6 +298,9 @@ def test_the_tokenizer_of_a_copied_data_set_is_found_or_asked_for(
         folder.mkdir(exist_ok=True)
         shutil.copy(user_data.parents[1] / "tokenizers" / name, folder)
         assert quickstart.find_data_settings()["TOKENIZER_PATH"] == str(folder / name)
+    record = copy / "tokenizer.sha256"
+    record.write_bytes(record.read_bytes().replace(b"\n", b"\r\n"))  # after an editor on Windows
+    assert quickstart.find_data_settings()["TOKENIZER_PATH"] == str(folder / name)
 
 
 @pytest.mark.slow

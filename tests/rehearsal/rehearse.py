@@ -199,7 +199,7 @@ def rehearse(name: str, folder: Path, settings: dict[str, Any], text: str = "") 
     if is_narrow and not faults:
         faults += find_wrong_data(kind, folder, config)
         faults += find_package_faults(folder) + rehearse_resumed(name, folder, given)
-    return Rehearsal(faults, stages, total)
+    return Rehearsal([*dict.fromkeys(faults)], stages, total)
 
 
 def print_stages(name: str, done: Rehearsal) -> None:
