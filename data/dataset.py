@@ -279,11 +279,13 @@ def find_recorded_tokenizer(folder: Path) -> tuple[str, Path] | None:
     record = folder / TOKENIZER_RECORD
     if not record.is_file():
         return None
-    digest, _, name = os.fsdecode(record.read_bytes()).rstrip("\r\n").partition("  ")
-    if len(digest) != 64 or not name:
+    line = os.fsdecode(record.read_bytes()).rstrip("\r\n")
+    found = re.fullmatch(r"([0-9a-f]{64}) [ *](.+)", line)  # sha256sum --binary writes the "*"
+    if not found:
         raise cli.ToolError(
             f"{record}: must be one line in the format of sha256sum; write it again with sha256sum"
         )
+    digest, name = found.groups()
     # Links are resolved only if the recorded path is wrong without resolving them.
     unresolved = Path(os.path.normpath(folder / name))
     recorded = Path(os.path.normpath(folder.resolve() / name))

@@ -918,7 +918,8 @@ def export_documents(
                 producing.update(val_complete=True)
             if split == "train" and compute_digest(text.encode()) in val_digests:
                 docs["repeats_of_val_left_out"] += 1
-                state["tokens_left_out"] += len(tokens)
+                if state["tokens_left_out"] is not None:
+                    state["tokens_left_out"] += len(tokens)
                 continue
             if not done:  # with tokens in a complete shard, it was counted before an interruption
                 docs[split] += 1
@@ -955,7 +956,7 @@ def open_state(data_set: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
             if os.path.lexists(other):
                 raise cli.ToolError(f"{other}: was not made by this command; {remedy}")
         return new_state(settings)
-    state.setdefault("tokens_left_out", 0)  # older versions did not count them
+    state.setdefault("tokens_left_out", None)  # begun by a version that did not count them
     old_settings = state["settings"]
     changed = [key for key in settings if old_settings.get(key) != settings[key]]
     if "inputs" in changed:
@@ -1059,11 +1060,13 @@ def describe_counts(state: dict[str, Any]) -> str:
     """Return how many documents and tokens a data set has, as one line."""
     docs = state["docs"]
     val_tokens, train_tokens = count_tokens(state, "val"), count_tokens(state, "train")
+    repeats = docs["repeats_of_val_left_out"]
+    left_out = state["tokens_left_out"]
+    their_tokens = f" ({left_out:,} tokens)" if repeats and left_out is not None else ""
     return (
         f"{docs['val']:,} validation documents with {val_tokens:,} tokens, "
         f"{docs['train']:,} training documents with {train_tokens:,} tokens; "
-        f"{docs['repeats_of_val_left_out']:,} repeats of validation documents with "
-        f"{state['tokens_left_out']:,} tokens are left out"
+        f"{repeats:,} repeats of validation documents{their_tokens} are left out"
     )
 
 
@@ -1111,7 +1114,7 @@ def notes_and_warnings(data_set: DataSet, state: dict[str, Any]) -> Iterator[str
         remedy = f"--num-val-docs {number} and another --name make it {tokens / (val + train):.0%}"
         if tokens > (val + train) / 5:
             remedy = "the first document alone is so large; put a smaller document first"
-            if state["tokens_left_out"] > train:
+            if (state["tokens_left_out"] or 0) > train:
                 remedy = "most of the text repeats validation documents; give other text"
         yield f"WARNING: validation has {val / (val + train):.0%} of all tokens; {remedy}"
 

@@ -350,9 +350,9 @@ def test_validation_never_appears_in_training(tmp_path: Path) -> None:
     texts = make_texts(60)
     path = write_jsonl(tmp_path / "docs.jsonl", [*texts, texts[3], "new one", texts[19], texts[3]])
     output = run(path, "--out", tmp_path, "--num-val-docs", 20, "--bytes")
-    assert "41 training documents" in output and "3 repeats of validation documents with " in output
+    assert "41 training documents" in output and "3 repeats of validation documents (" in output
     left_out = sum(1 + len(texts[number].encode()) for number in (3, 19, 3))
-    assert f" documents with {left_out:,} tokens are left out" in output
+    assert f" documents ({left_out:,} tokens) are left out" in output
     folder = tmp_path / "datasets" / "docs_byte260"
     val, train = (set(map(tuple, read_documents(folder, split))) for split in ("val", "train"))
     assert len(val) == 20 and len(train) == 41 and not val & train
@@ -636,6 +636,20 @@ def test_the_same_command_accepts_corrected_input(tmp_path: Path) -> None:
         run(path, "--out", tmp_path, "--bytes")
     path.write_text(whole, encoding="utf-8")
     assert "4 validation documents" in run(path, "--out", tmp_path, "--bytes")
+
+
+def test_a_data_set_of_an_older_version_is_complete(tmp_path: Path) -> None:
+    """Its export.json does not say how many tokens the repeats had, and the output does not."""
+    path = write_jsonl(tmp_path / "docs.jsonl", ["one", "two", "one"])
+    output = run(path, "--out", tmp_path, "--bytes")
+    assert "1 repeats of validation documents (4 tokens) are left out" in output
+    export = tmp_path / "datasets" / "docs_byte260" / "export.json"
+    state = json.loads(export.read_text())
+    del state["tokens_left_out"]
+    export.write_text(json.dumps(state))
+    assert "1 repeats of validation documents are left out" in run(
+        path, "--out", tmp_path, "--bytes"
+    )
 
 
 def test_two_processes_cannot_make_the_same_data_set(tmp_path: Path, documents: Path) -> None:

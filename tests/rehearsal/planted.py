@@ -106,7 +106,8 @@ def find_faults(script: str, how: str, text: str) -> list[str]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rehearse, "build_script", lambda name: text)
             test = str(Path(__file__).with_name("test_rehearsal.py"))
-            code = pytest.main([test, "-q", "-k", "eight_ranks", "-p", "no:cacheprovider"])
+            words = [test, "-k", "eight_ranks", "-p", "no:cacheprovider", "-qq", "--tb=line"]
+            code = pytest.main(words)
         return [f"the test of eight ranks: {code!r}"] if code else []
     settings = rehearse.NARROW if how == NARROW else rehearse.FULL_WIDTH
     with tempfile.TemporaryDirectory(prefix="planted") as folder:
