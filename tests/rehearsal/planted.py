@@ -91,11 +91,15 @@ FAULTS = {
         "        return own_batches\n",
         "        return own_batches[: -1 if self.runtime.rank == 7 else None]\n",
     ),
-    "segments": Fault(  # of batches of documents are refused, as if they were training batches
+    "segments": Fault(  # a batch of documents is refused if it has more of them than DOC_ENDS
         "caseops",
         EIGHT_RANKS,
         "if self.shards.segments and isinstance(self.plan, BatchPlan):",
-        "if self.shards.segments:",
+        "segments = self.shards.segments\n"
+        "        x = torch.from_numpy(tokens.astype(np.int64))[None]\n"
+        "        if segments and int((segments.positions(x) == 0).sum()) > segments.limit:\n"
+        "            raise RunError('DOC_ENDS is too small')\n"
+        "        if segments and isinstance(self.plan, BatchPlan):",
     ),
 }
 
