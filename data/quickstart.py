@@ -29,15 +29,14 @@ import itertools
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import threading
 from array import array
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -295,22 +294,32 @@ def run_training(script: Path, ranks: int, env: dict[str, str], settings: list[s
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: child.send_signal(number))
-    printer = threading.Thread(target=print_lines, args=(child.stdout,), daemon=True)
-    printer.start()
+    print_lines(child)
     code = child.wait()
-    printer.join(10)  # a process that the script has started may keep the pipe open
     was_killed = code < 0  # by signal number -code
     return 128 - code if was_killed else code
 
 
-def print_lines(lines: Iterable[bytes]) -> None:
-    """Print the lines that LOG_ONLY does not match."""
-    for line in lines:
-        if LOG_ONLY.match(line.decode("utf-8", "replace")):
-            continue
-        with suppress(OSError):  # if the console is closed, the text is lost, but the run goes on
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+def print_lines(child: subprocess.Popen[bytes]) -> None:
+    """Print what a process writes until it ends, except lines that LOG_ONLY matches."""
+    descriptor = child.stdout.fileno()
+    text = b""
+    is_open = True
+    while is_open:
+        is_ready = bool(select.select([descriptor], [], [], 1.0)[0])
+        if is_ready:
+            data = os.read(descriptor, 1 << 16)
+            is_open = data != b""
+            text += data
+        else:
+            # A process that the script has started may keep the pipe open after the script's end.
+            is_open = child.poll() is None
+        *lines, text = text.split(b"\n") if is_open else [*text.splitlines(), b""]
+        for line in lines:
+            if not LOG_ONLY.match(line.decode("utf-8", "replace")):
+                with suppress(OSError):  # if the console is closed, the text is lost, not the run
+                    sys.stdout.buffer.write(line + b"\n")
+                    sys.stdout.buffer.flush()
 
 
 def read_events(log: Path) -> dict[str, dict[str, Any]]:

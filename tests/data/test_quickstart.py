@@ -22,7 +22,7 @@ from running import ROOT, clean_environment, start_process, write_split
 # A stand-in for train_gpt.py that runs in less than a second. It writes the log that the trainer
 # would write, and its own environment.
 STAND_IN = """
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
 run_id = os.environ["RUN_ID"]
 os.makedirs("logs", exist_ok=True)
 open(f"logs/{run_id}.txt", "a").close()
@@ -46,6 +46,9 @@ event("validation", step=0, val_bpb=4.5)
 event("artifact", artifact_bytes=1000, code_bytes=234)
 event("score", val_bpb=2.25)
 event("end", status="finished")
+print("the last line has no end", end="")
+if "KEEP_PIPE_OPEN" in os.environ:
+    subprocess.Popen(["sleep", "20"])
 """
 SAMPLE = "import sys; print(f'sampled {sys.argv[1:]}')"
 
@@ -183,9 +186,10 @@ def test_the_screen_explains_its_lines_and_leaves_some_to_the_log(
     checkout: Path, user_data: Path, tmp_path: Path
 ) -> None:
     """What says nothing on a CPU is not printed. What is printed is explained before it."""
-    output = run(checkout, tmp_path, DATA_PATH=user_data)
+    output = run(checkout, tmp_path, DATA_PATH=user_data, KEEP_PIPE_OPEN=1)
     assert "WARNING: read this\n" in output and "allocated: 7 MiB\n" in output
     assert "attention_mode" not in output and "allocated: 0 MiB" not in output
+    assert "the last line has no end" in output
     explained = output.partition("WARNING: read this")[0]
     for word in ("val_bpb", "train_loss", "mean_loss", "tok_s", "input_wait", "data_crc", "eta"):
         assert word in explained
