@@ -9,7 +9,7 @@ real_size.py. What must come out is computed from the shards: the checksum of wh
 on, on two ranks, after RESUME and where the training tokens begin again; and the scores, also of
 validation sets in several shards. A resumed run must end at its time limit, less what it reserves
 for GPTQ, and a record can be made. A rehearsal takes minutes and 1.2 GB of memory (--full-width:
-4 GB). The exit code is 1 if something is wrong.
+4 GB). The exit code is 1 if something is wrong. planted.py shows which faults a rehearsal finds.
 """
 
 import io
