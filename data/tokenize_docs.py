@@ -174,7 +174,9 @@ def parse_json_line(line: str) -> str:
     if not isinstance(value, dict):
         raise ValueError(f"it is {cli.one_line(value)[:80]}")
     if "text" in value and not isinstance(value["text"], str):
-        raise ValueError(f'its "text" is {cli.one_line(json.dumps(value["text"]))[:40]}, not a string')
+        raise ValueError(
+            f'its "text" is {cli.one_line(json.dumps(value["text"]))[:40]}, not a string'
+        )
     if "text" not in value:
         keys = ", ".join(map(str, value))
         raise ValueError(f'it has no "text" with a string among its keys {keys[:80]}')
