@@ -23,7 +23,8 @@ Files are downloaded over HTTP even if hf-xet is installed (huggingface_hub inst
 hf-xet cannot continue a file.
 """
 
-# Builds on dataset.py, on cli.py of tools/, and on the client library huggingface_hub.
+# Builds on dataset.py, on cli.py of tools/, and on the client library huggingface_hub, which the
+# functions that need it import, so that --help works without it.
 
 from __future__ import annotations
 
@@ -35,6 +36,7 @@ import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +44,6 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import dataset
 from dataset import DATA, cli
-
-# isort: split
-# Imported after cli, which tells the user how to install a missing package.
-from huggingface_hub import HfApi, hf_hub_url
-from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars, logging
 
 DATA_SET_PREFIX = "fineweb10B_"
 CHECKSUM_FILE = "sha256sums"
@@ -69,6 +65,11 @@ class Hub:
     """
 
     def __init__(self, retries: int, data_set: str) -> None:
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import disable_progress_bars, logging
+
+        logging.set_verbosity_error()
+        disable_progress_bars()
         self.repo = os.environ.get("MATCHED_FINEWEB_REPO_ID", "willdepueoai/parameter-golf")
         self.root = os.environ.get("MATCHED_FINEWEB_REMOTE_ROOT_PREFIX", "datasets").strip("/")
         self.retries = retries
@@ -131,12 +132,17 @@ class Hub:
             if checksum_matches(partial, info):
                 os.replace(partial, path)
                 return
+            what_it_is = dataset.identify(dataset.read_head(partial))[1].partition(";")[0]
+            fault = f"the downloaded file {what_it_is or 'has a wrong checksum'}"
             os.unlink(partial)
-            fault = "the downloaded file has a wrong checksum"
         raise cli.ToolError(f"{name}: {fault}; run the same command again")
 
     def append_missing_bytes(self, name: str, partial: Path) -> None:
         """Download the bytes of a file that `partial` does not contain yet, and append them."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers
+
         url = hf_hub_url(self.repo, os.path.join(self.root, name), **self.url_options)
         size = self.file_info(name).size
         headers = build_hf_headers()
@@ -200,9 +206,11 @@ def ensure_file(hub: Hub, name: str, recorded: str | None) -> str:
     if not checksum_matches(path, info):
         may_replace = recorded or name.endswith(".bin")
         if path.exists() and not may_replace:
+            kind, what_it_is = dataset.identify(dataset.read_head(path))
+            is_other = f" ({what_it_is.partition(';')[0]})" if kind else ""
             raise cli.ToolError(
-                f"{path}: differs from the file on the hub and was not downloaded by this program; "
-                "move it away"
+                f"{path}: differs from the file on the hub and was not downloaded by this "
+                f"program{is_other}; move it away"
             )
         hub.download(name)
     if name.endswith(".bin"):
@@ -231,9 +239,9 @@ def read_manifest(variant: str) -> tuple[dict[str, Any], dict[str, Any], int, in
         num_val = int(entry["stats"]["files_val"])
         num_train = int(entry["stats"]["files_train"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise cli.ToolError(
-            f"{path}: is missing or damaged ({error!r}); run without --skip-manifest"
-        ) from None
+        what_it_is = dataset.identify(dataset.read_head(path))[1] if path.is_file() else ""
+        fault = what_it_is.partition(";")[0] or f"is missing or damaged ({error!r})"
+        raise cli.ToolError(f"{path}: {fault}; run without --skip-manifest") from None
     return entry, tokenizer, num_val, num_train
 
 
@@ -376,14 +384,18 @@ def main() -> None:
         )
     options.train_shards = numbers[0] if numbers else None
     options.variant = options.variant.removeprefix(DATA_SET_PREFIX)
-    logging.set_verbosity_error()
-    disable_progress_bars()
+    if not re.fullmatch(r"\w[\w.-]*", options.variant):
+        parser.error(
+            f"--variant {options.variant}: must be part of the name of a data set, such as sp1024"
+        )
     folder = DATA / "datasets" / (DATA_SET_PREFIX + options.variant)
     if (folder / dataset.EXPORT_FILE).exists():
         raise cli.ToolError(
             f"{folder}: this data set was made by tokenize_docs.py; "
             "move it away before a download, or check it with audit.py"
         )
+    if not options.verify:
+        import_module("huggingface_hub")  # if it is missing, this is said before a folder is made
     with dataset.locked(folder):
         if options.verify:
             verify(folder)

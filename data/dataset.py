@@ -25,6 +25,7 @@ import os
 import re
 import shlex
 import sys
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,6 +49,9 @@ HEADER_BYTES = 1024
 IDENTITY_BYTES = 65_536  # at the beginning and at the end of a shard; the identity covers them
 TOKENIZER_RECORD = "tokenizer.sha256"
 EXPORT_FILE = "export.json"
+# How compressed files begin, and how the name of such a file must end.
+PACKED_FILES = {b"\x1f\x8b\x08": ".gz", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+PACKED_FILES |= {b"BZh%d1AY&SY" % level: ".bz2" for level in range(1, 10)}
 ENTRY_KEYS = {"tokens", "identity", "sha256"}  # of a shard in export.json
 
 
@@ -108,6 +112,45 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def identify(head: bytes) -> tuple[str, str]:
+    """Say what a file is that is no shard, no tokenizer and no text, by its first 512 bytes.
+
+    Returns (kind, sentence): the kind is "html", "archive", "packed", "lfs", "empty" or "pdf", and
+    the sentence says what the file is and what to do. Both are "" for any other file.
+    """
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:15].lower()
+    if not head:
+        return "empty", "is empty; restore the file"
+    if head.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "lfs", (
+            "is a pointer of Git LFS, not the file itself; "
+            "run git lfs pull in its repository, or download the file"
+        )
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "html", (
+            "is a page of HTML, such as a server sends in place of a file; "
+            "download the file again from its direct link"
+        )
+    if head.startswith(b"PK\3\4"):
+        return "archive", "is a ZIP archive; unpack it, and give the files that are in it"
+    if head.startswith(b"%PDF-"):
+        return "pdf", "is a PDF file; extract its text, for example with pdftotext"
+    for magic, suffix in PACKED_FILES.items():
+        if head.startswith(magic):
+            remedy = f"decompress it, or let its name end in {suffix}"
+            return "packed", f"is a compressed file; {remedy}"
+    with suppress(tarfile.HeaderError):
+        tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")  # compares a checksum
+        return "archive", "is a tar archive; unpack it with tar -xf, and give the files in it"
+    return "", ""
+
+
+def read_head(path: str | Path) -> bytes:
+    """Return the first bytes of a file that `identify` needs."""
+    with open(path, "rb") as file:
+        return file.read(512)
+
+
 def count_shard_tokens(path: Path) -> int:
     """Return the number of tokens in a shard.
 
@@ -118,15 +161,17 @@ def count_shard_tokens(path: Path) -> int:
         with open(path, "rb") as file:
             magic, version, tokens = (int.from_bytes(file.read(4), "little") for _ in range(3))
             size = os.fstat(file.fileno()).st_size
+            file.seek(0)
+            head = file.read(512)
     except OSError as error:
         exists = os.path.lexists(path)
         fault = f"cannot be read ({error.strerror})" if exists else "is missing"
         raise cli.ToolError(f"{path}: {fault}; restore the file") from None
     is_shard = magic == SHARD_MAGIC and version == SHARD_VERSION
     if not is_shard or size != HEADER_BYTES + 2 * tokens:
-        raise cli.ToolError(
-            f"{path}: is truncated or not a shard ({size:,} bytes); restore the file"
-        )
+        what_it_is = "" if is_shard else identify(head)[1]
+        fault = f"is truncated or not a shard ({size:,} bytes); restore the file"
+        raise cli.ToolError(f"{path}: {what_it_is or fault}")
     return tokens
 
 
@@ -234,11 +279,13 @@ def find_recorded_tokenizer(folder: Path) -> tuple[str, Path] | None:
     record = folder / TOKENIZER_RECORD
     if not record.is_file():
         return None
-    digest, _, name = os.fsdecode(record.read_bytes()).rstrip("\n").partition("  ")
-    if len(digest) != 64 or not name:
+    line = os.fsdecode(record.read_bytes()).rstrip("\r\n")
+    found = re.fullmatch(r"([0-9a-f]{64}) [ *](.+)", line)  # sha256sum --binary writes the "*"
+    if not found:
         raise cli.ToolError(
             f"{record}: must be one line in the format of sha256sum; write it again with sha256sum"
         )
+    digest, name = found.groups()
     # Links are resolved only if the recorded path is wrong without resolving them.
     unresolved = Path(os.path.normpath(folder / name))
     recorded = Path(os.path.normpath(folder.resolve() / name))
@@ -266,16 +313,33 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         ) from None
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        lock(descriptor, folder, wait)
         yield
-    except BlockingIOError:
-        raise cli.ToolError(
-            f"{folder}: another process is making this data set; wait until it ends"
-        ) from None
     finally:
         os.close(descriptor)
         with suppress(OSError):
             folder.rmdir()  # succeeds only if the folder is empty
+
+
+def lock(descriptor: int, folder: Path, wait: bool) -> None:
+    """Lock a folder that is open as `descriptor`.
+
+    Some file systems have no locks, such as NFS with the option nolock, Lustre without the option
+    flock, and some drives of cloud services. There the work goes on without a lock, as in the
+    trainer, after a note. Raises ToolError if another program has the lock.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise cli.ToolError(
+            f"{folder}: another process is making this data set; wait until it ends"
+        ) from None
+    except OSError as error:
+        print(
+            f"note: {folder}: the file system has no locks ({error.strerror}), so the work goes on "
+            "without a lock; do not make the same data set in another process at the same time",
+            flush=True,
+        )
 
 
 class ProducingFile:

@@ -29,12 +29,14 @@ import itertools
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,28 @@ DEFAULT_SETTINGS = {
     "TRAIN_LOG_EVERY": "50",
     "TORCH_COMPILE": "0",
 }
+
+
+# Lines of train_gpt.py that say little on a CPU, or that print_result says in words. They are left
+# to the log file. If there is a GPU, some of them have other values and are printed.
+LOG_ONLY = re.compile(
+    r"(world_size:1 |sdp_backends:|attention_mode:|tie_embeddings:True |seed:|train_batch_tokens:"
+    r"|train_io:.*copy_stream:False .*gpu_prefetch:0|val_io:.*copy_stream:False .*gpu_prefetch:0"
+    r"|val_bpb:enabled |val_stage_time_ms:|timing_train_loop_ms:|input_wait total:"
+    r"|peak memory allocated: 0 MiB|Serialized model|Code size: |Total submission size"
+    r"|final_int8_zlib_roundtrip_exact )"
+)
+LEGEND = """\
+how to read the lines below ({log} contains more of them):
+  val_loss, val_bpb    the score on validation text, in nats per token and in bits per byte
+  train_loss           the loss of one batch, which differs much between batches
+  mean_loss            the mean of train_loss since the line before
+  tok_s, eta           tokens per second, and the seconds that are left without the validations
+  input_wait           which part of the time training has waited for data
+  data_crc             a checksum of the tokens of the batch"""
+PROMPT = "def "  # of the sample, after training on Python's sources
+# A token of a validation takes about this part of the time of a training token.
+VALIDATION_COST = 0.45
 
 
 def read_sources(library: Path) -> dict[str, str]:
@@ -210,8 +234,11 @@ def check_data_path(data_path: str) -> None:
         )
     tool = cli.format_command("data/tokenize_docs.py")
     text = shlex.quote(data_path) if data_path and folder.exists() else "FILE_OR_FOLDER"
+    fault = "is not a folder with fineweb_*.bin"
+    if not os.path.lexists(folder):
+        fault = "there is no such folder"
     raise cli.ToolError(
-        f"DATA_PATH={data_path}: is not a folder with fineweb_*.bin; "
+        f"DATA_PATH={data_path}: {fault}; "
         f"{tool} {text} --name mine makes shards of text, and prints how to train on them"
     )
 
@@ -253,20 +280,46 @@ def run_training(script: Path, ranks: int, env: dict[str, str], settings: list[s
     """Run train_gpt.py, or an edited copy of it, and return its exit code.
 
     `settings` are words like NAME=value. They are also in `env`; the script checks their names.
+    Lines that LOG_ONLY matches are not printed.
     """
     command = [sys.executable]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     command += [str(script), *settings]
-    child = subprocess.Popen(command, env=env)
+    # PYTHONUNBUFFERED: an edited copy may print without flush, and its lines are wanted at once.
+    unbuffered = {**env, "PYTHONUNBUFFERED": "1"}
+    child = subprocess.Popen(command, env=unbuffered, stdout=subprocess.PIPE)
     # A terminal sends Ctrl-C to the training process, too. That process then writes a checkpoint
     # and says how to resume the run, so this process only has to wait.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: child.send_signal(number))
+    print_lines(child)
     code = child.wait()
     was_killed = code < 0  # by signal number -code
     return 128 - code if was_killed else code
+
+
+def print_lines(child: subprocess.Popen[bytes]) -> None:
+    """Print what a process writes until it ends, except lines that LOG_ONLY matches."""
+    descriptor = child.stdout.fileno()
+    text = b""
+    is_open = True
+    while is_open:
+        is_ready = bool(select.select([descriptor], [], [], 1.0)[0])
+        if is_ready:
+            data = os.read(descriptor, 1 << 16)
+            is_open = data != b""
+            text += data
+        else:
+            # A process that the script has started may keep the pipe open after the script's end.
+            is_open = child.poll() is None
+        *lines, text = text.split(b"\n") if is_open else [*text.splitlines(), b""]
+        for line in lines:
+            if not LOG_ONLY.match(line.decode("utf-8", "replace")):
+                with suppress(OSError):  # if the console is closed, the text is lost, not the run
+                    sys.stdout.buffer.write(line + b"\n")
+                    sys.stdout.buffer.flush()
 
 
 def read_events(log: Path) -> dict[str, dict[str, Any]]:
@@ -283,14 +336,40 @@ def read_events(log: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def print_sample(log: Path) -> None:
-    """Print a few lines of text that the trained model writes."""
+def choose_prompt(environment: dict[str, str]) -> str:
+    """Return the beginning of a text that suits the data: of code, or of a validation document."""
+    folder, tokenizer = Path(environment["DATA_PATH"]), Path(environment["TOKENIZER_PATH"])
+    if folder == DATASETS / f"quickstart_sp{VOCAB_SIZE}":
+        return PROMPT
+    paths = dataset.shard_paths(folder, "val")
+    if not paths:
+        return ""
+    with open(paths[0], "rb") as file:
+        file.seek(dataset.HEADER_BYTES)
+        tokens = array("H", file.read(2 * 20_000))
+    codec = tokenize_docs.Tokenizer(tokenizer)
+    prompt = ""
+    for number, token in enumerate(tokens):
+        if token == codec.bos_id:
+            text = codec.decode(tokens[number + 1 : number + 40].tolist())
+            words = text.strip().partition("\n")[0].split()[:4]
+            prompt = max(prompt, " ".join(words)[:40].rstrip("\ufffd"), key=len)
+    return prompt
+
+
+def print_sample(log: Path, prompt: str) -> None:
+    """Print a few lines of text with which the trained model continues a prompt."""
     command = [sys.executable, str(dataset.ROOT / "tools" / "sample.py"), str(log)]
+    command += ["--prompt", prompt] if prompt else []
     done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if done.returncode:
         print(f"no sample could be made: {cli.one_line(done.stderr)}", file=sys.stderr)
         return
-    print("a sample of the model's text (a small model learns spelling and form, but no meaning):")
+    begins = f" that begins with {prompt!r}" if prompt else ""
+    print(
+        f"a sample of the model's text{begins} "
+        "(a small model learns spelling and form, but no meaning):"
+    )
     for line in done.stdout.rstrip().splitlines()[:12]:
         print(f"    {line[:96]}")
 
@@ -325,6 +404,39 @@ def quickstart_command(settings: dict[str, str], script: Path, ranks: int) -> st
     return " ".join(words)
 
 
+def describe_validations(environment: dict[str, str]) -> str:
+    """Return how many validations there will be, and how long they will take, in training steps.
+
+    It is only "eta does not include validations" if this is not known: if validation shards are
+    still being made, or if a setting has a wrong value, which train_gpt.py will report.
+    """
+    text = "eta does not include validations"
+    names = ("ITERATIONS", "TRAIN_BATCH_TOKENS", "TRAIN_SEQ_LEN", "VAL_LOSS_EVERY", "VAL_TOKENS")
+    words = [environment.get(name, "0") for name in names]
+    paths = dataset.shard_paths(Path(environment["DATA_PATH"]), "val")
+    is_growing = Path(environment["DATA_PATH"], ".producing").exists()
+    if is_growing or not paths or not all(word.isdecimal() for word in words):
+        return text
+    steps, batch, row, every, limit = map(int, words)
+    try:
+        tokens = sum(map(dataset.count_shard_tokens, paths))
+    except cli.ToolError:
+        return text  # train_gpt.py reports the shard
+    targets = max(0, min(tokens, limit or tokens) - 1)
+    targets -= targets % max(1, row)  # only whole sequences are scored
+    each = round(targets * VALIDATION_COST / max(1, batch))
+    count = len({*range(0, steps, every), steps}) if every else 1
+    text += (
+        f": there are {count + 1} of them, the last one of the compressed model; each scores "
+        f"{targets:,} of {tokens:,} tokens and takes about as long as {each:,} steps"
+    )
+    if each * (count + 1) > steps:
+        quarter = steps / 4 * batch / VALIDATION_COST / (count + 1)  # of the time of the training
+        part = max(1000, round(quarter, -3), row + 1)
+        text += f"; VAL_TOKENS={part:.0f} would save most of that time, but score only a part"
+    return text
+
+
 def train(script: Path, ranks: int, settings: list[str]) -> int:
     """Train, print the result or how to continue, and return the exit code of the training.
 
@@ -333,13 +445,12 @@ def train(script: Path, ranks: int, settings: list[str]) -> int:
     environment = training_environment(ranks, find_data_settings())
     print(
         f"training a small model for {environment['ITERATIONS']} steps on "
-        f"{environment['DATA_PATH']}; 500 steps take about 90 seconds on two free cores",
+        f"{environment['DATA_PATH']}; with the default settings, 500 steps take about 90 seconds "
+        "on two free cores",
         flush=True,
     )
-    print(
-        "eta does not include validations; each validation takes about as long as 30 steps",
-        flush=True,
-    )
+    print(describe_validations(environment), flush=True)
+    print(LEGEND.format(log=f"logs/{environment.get('RUN_ID', '<RUN_ID>')}.txt"), flush=True)
     code = run_training(script, ranks, environment, settings)
     run_id = environment.get("RUN_ID", "")
     log = Path("logs", f"{run_id}.jsonl")
@@ -352,7 +463,7 @@ def train(script: Path, ranks: int, settings: list[str]) -> int:
             f"--script {script}: wrote no {log}; give an edited copy of train_gpt.py"
         )
     if code == 0:
-        print_sample(log)
+        print_sample(log, choose_prompt(environment))
         longer = {**user_settings, "ITERATIONS": "2000"}
         print_result(log, quickstart_command(longer, script, ranks))
     elif found.get("end", {}).get("status") == "interrupted":
@@ -387,8 +498,9 @@ def main() -> int:
         print(dataset.training_commands(folder, tokenizer, data["VOCAB_SIZE"]))
         return 0
     if not options.script.is_file():
+        fault = "is not a file" if options.script.exists() else "there is no such file"
         raise cli.ToolError(
-            f"--script {options.script}: does not exist; give an edited copy of train_gpt.py"
+            f"--script {options.script}: {fault}; give an edited copy of train_gpt.py"
         )
     return train(options.script, options.ranks, options.settings)
 

@@ -10,11 +10,13 @@ begin with a dot.
 - A .jsonl, .ndjson, .jl or .json file contains one {"text": "..."} per line, each a document.
 - A .parquet file contains a column "text" with one document per row (reading it requires pyarrow).
 - Any other file is UTF-8 text and one document. But if the input is a single text file, it is split
-  into documents at blank lines, or after 16 KiB where there are none. With --one-document it is not
-  split at blank lines: its first tenth is for validation, and the rest is for training.
+  into documents at blank lines, or after 16 KiB where there are none (in a text of less than
+  320 KiB: after a twentieth of it). With --one-document it is not split at blank lines: its first
+  tenth is for validation, and the rest is for training.
 - Files that end in .gz, .bz2, .xz or .zst are decompressed (.zst requires pyarrow).
 
-The first --num-val-docs documents (default: a tenth, at most 50,000) are the validation split.
+The first --num-val-docs documents are the validation split. The default is a tenth of all, at most
+50,000. Of a single text file, it is the documents in the first tenth of the text.
 Tokenizers are trained on the other documents only. A later document that repeats a validation
 document is left out.
 
@@ -45,44 +47,54 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
+import tempfile
 import zlib
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 # python3 -P does not put the folder of the script on the path.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import dataset
 from dataset import DATA, cli
 
-# isort: split
-# Imported after cli, which tells the user how to install a missing package.
-import numpy as np
-import sentencepiece
+if TYPE_CHECKING:
+    # The functions that need these packages import them, so that --help works without them.
+    import numpy as np
+    import sentencepiece
 
 BYTE_TOKENIZER = {"kind": "byte", "offset": 4}  # the ids 0 to 3 are control tokens; 1 is BOS
 MIN_VOCAB_SIZE = 256 + 4 + 1  # the bytes; padding, BOS, EOS and unknown; a space
 MAX_VOCAB_SIZE = 1 << 16  # a token is stored as a uint16
 # The end of a compressed file's name, and the module that decompresses it.
 DECOMPRESSORS = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": "pyarrow"}
+# The class of the module that decompresses one stream. For .gz and .zst, the readers of the modules
+# already account for every byte of a file of several streams.
+STREAM_DECOMPRESSORS = {".bz2": "BZ2Decompressor", ".xz": "LZMADecompressor"}
 MAX_VAL_DOCS = 50_000  # the number of the challenge's validation documents
 MAX_DOCUMENT_BYTES = 16 << 20  # SentencePiece needs about 45 bytes of memory for each byte
 BATCH_BYTES = 1 << 20  # size of the batches that are encoded, and of the blocks that are read
 PASSAGE_BYTES = 1 << 14  # largest document that is cut from a single text file
+MIN_PASSAGES = 20  # of a single text, so that one passage cannot be much of it
 PARQUET_BATCH_ROWS = 256  # rows of a Parquet file that are in memory at the same time
 BLANK_LINES = re.compile(rb"\n[ \t\r]*\n\s*")
+BYTE_ORDER_MARKS = {"UTF-16": (b"\xff\xfe", b"\xfe\xff")}
+BYTE_ORDER_MARKS["UTF-32"] = (b"\xff\xfe\0\0", b"\0\0\xfe\xff")
 SPACE = "\u2581"  # SentencePiece's mark for a space
 SENTENCE_CHARACTERS = 4000  # at most 16,000 bytes; SentencePiece drops longer sentences silently
 SAMPLE_BYTES = 50_000_000  # of the input files, as they are on disk, that train a tokenizer
 SPLIT_NOTE = (
-    "split into documents at blank lines, or after 16 KiB; "
+    "split into documents at blank lines; parts without blank lines are cut if they are long; "
     "use --one-document to keep the text together"
 )
+TOKENIZER_REMEDY = "give a SentencePiece .model, or a byte tokenizer's .json"
 ONE_DOCUMENT_NOTE = (
     "the first tenth is the validation document, and the rest is for training; "
     "a document has at most 16 MiB"
@@ -107,13 +119,13 @@ class Document(NamedTuple):
         """
         try:
             text = self.data.decode("utf-8")
-            if is_json_lines(self.path):
-                text = parse_json_line(text.removeprefix("\ufeff"))
-            elif text.count("\0") > len(text) // 3 and is_plain_text(self.path):
+            if text.count("\0") > len(text) // 3 and content_suffix(self.path) != ".parquet":
                 raise cli.ToolError(
                     f"{self.path}: the text seems to be UTF-16; "
                     "convert it with iconv -f UTF-16LE -t UTF-8"
                 )
+            if is_json_lines(self.path):
+                text = parse_json_line(text.removeprefix("\ufeff"))
             text.encode("utf-8")  # fails if JSON contains half a surrogate pair
         except UnicodeDecodeError as error:
             raise self._encoding_error(error) from None
@@ -127,12 +139,14 @@ class Document(NamedTuple):
     def _encoding_error(self, error: UnicodeDecodeError) -> cli.ToolError:
         """Return the ToolError for data that is not UTF-8, with a command that converts it."""
         line = self.line + self.data.count(b"\n", 0, error.start)
-        is_utf16 = self.data.startswith((b"\xff\xfe", b"\xfe\xff"))
-        if b"\0" in self.data and not is_utf16:
+        encoding = "WINDOWS-1252"
+        for name, mark in BYTE_ORDER_MARKS.items():
+            if self.data.startswith(mark):
+                encoding = name
+        if b"\0" in self.data and encoding == "WINDOWS-1252":
             fault = "is a binary file, not text"
             remedy = "give text files, .jsonl or .parquet files"
         else:
-            encoding = "UTF-16" if is_utf16 else "WINDOWS-1252"
             suffix = compression_suffix(self.path)
             decompressed_path = shlex.quote(self.path[: len(self.path) - len(suffix)])
             what_to_do = "decompress and convert it" if suffix else "convert it"
@@ -151,10 +165,19 @@ def parse_json_line(line: str) -> str:
         raise ValueError(
             "it is an array; `jq -c '.[]' FILE > NEW.jsonl` writes each entry on its own line"
         )
+    if line.strip() == "{":
+        raise ValueError(
+            "its object continues on the next line; "
+            "`jq -c . FILE > NEW.jsonl` writes each object on one line"
+        )
     value = json.loads(line)
     if not isinstance(value, dict):
         raise ValueError(f"it is {cli.one_line(value)[:80]}")
-    if not isinstance(value.get("text"), str):
+    if "text" in value and not isinstance(value["text"], str):
+        raise ValueError(
+            f'its "text" is {cli.one_line(json.dumps(value["text"]))[:40]}, not a string'
+        )
+    if "text" not in value:
         keys = ", ".join(map(str, value))
         raise ValueError(f'it has no "text" with a string among its keys {keys[:80]}')
     return value["text"]
@@ -186,6 +209,67 @@ def is_plain_text(path: str) -> bool:
     return not is_json_lines(path) and content_suffix(path) != ".parquet"
 
 
+class StreamsReader(io.RawIOBase):
+    """Decompresses a file of one or more streams, as pbzip2, `cat` and Wikipedia's dumps make them.
+
+    The readers of Python's bz2 and lzma cannot be used: if they cannot decompress the beginning of
+    a later stream, they take the rest of the file for rubbish and drop it without a word. Here all
+    bytes belong to a stream, or are zeros between or after the streams, as .xz files may have them.
+    Reading raises an error of the decompressor, ValueError or EOFError for any other file.
+    """
+
+    def __init__(self, file: BinaryIO, new_decompressor: Callable[[], Any]) -> None:
+        self.file = file
+        self.new_decompressor = new_decompressor
+        self.decompressor = new_decompressor()
+        self.stream_start = 0
+        self.next_bytes = b""  # that were read after the end of a stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with decompressed bytes; return how many, or 0 at the end of the file."""
+        data = b""
+        while not data:
+            compressed = self.next_bytes
+            self.next_bytes = b""
+            if self.decompressor.eof:
+                compressed = self.skip_zeros(compressed)
+                if not compressed:
+                    return 0
+                self.stream_start = self.file.tell() - len(compressed)
+                self.decompressor = self.new_decompressor()
+            elif self.decompressor.needs_input and not compressed:
+                compressed = self.file.read(BATCH_BYTES)
+                if not compressed:
+                    raise EOFError(f"the file ends within {self.describe_stream()}")
+            data = self.decompress(compressed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def decompress(self, compressed: bytes, max_length: int) -> bytes:
+        """Return decompressed bytes; say in which stream the file is damaged if it is."""
+        try:
+            data = self.decompressor.decompress(compressed, max_length)
+        except Exception as error:
+            raise ValueError(f"{cli.one_line(error)} in {self.describe_stream()}") from error
+        if self.decompressor.eof:
+            self.next_bytes = self.decompressor.unused_data
+        return data
+
+    def skip_zeros(self, read: bytes) -> bytes:
+        """Return what follows the zeros at the beginning of `read` and of the rest of the file."""
+        while not (rest := read.lstrip(b"\0")):
+            read = self.file.read(BATCH_BYTES)
+            if not read:
+                break
+        return rest
+
+    def describe_stream(self) -> str:
+        return f"the compressed stream that begins at byte {self.stream_start:,}"
+
+
 @contextmanager
 def open_decompressed(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Open a file for a `with` block, as (the file on disk, its decompressed content).
@@ -199,6 +283,9 @@ def open_decompressed(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             module = import_module(DECOMPRESSORS[suffix]) if suffix else None
             if suffix == ".zst":
                 yield file, io.BufferedReader(module.input_stream(file, compression="zstd"))
+            elif suffix in STREAM_DECOMPRESSORS:
+                new_decompressor = getattr(module, STREAM_DECOMPRESSORS[suffix])
+                yield file, io.BufferedReader(StreamsReader(file, new_decompressor), BATCH_BYTES)
             else:
                 yield file, module.open(file) if module else file
     except ImportError as error:
@@ -206,7 +293,6 @@ def open_decompressed(path: str) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         raise cli.ToolError(f"{path}: {cli.missing_package(error.name)}{alternative}") from None
     except Exception as error:
         is_damage = isinstance(error, (OSError, EOFError, ValueError, zlib.error))
-        is_damage |= type(error).__name__ == "LZMAError"  # of lzma, which may be missing
         is_system_error = bool(getattr(error, "errno", None))  # such as an error of the disk
         if not is_damage or is_system_error:
             raise
@@ -223,34 +309,63 @@ def read_parquet_texts(file: BinaryIO, path: str) -> Iterator[bytes]:
     Raises ToolError if the file has no column "text", or if a text is not a string.
     """
     parquet = import_module("pyarrow.parquet")
-    table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=BATCH_BYTES)
-    names = table.schema_arrow.names
-    if "text" not in names:
-        raise cli.ToolError(
-            f'{path}: has the columns {cli.join_some(names)}, but no column "text"; '
-            'write a file with a column "text"'
-        )
-    batches = table.iter_batches(PARQUET_BATCH_ROWS, columns=["text"])
-    texts = (text for batch in batches for text in batch.column(0).to_pylist())
-    for number, text in enumerate(texts, 1):
-        if not isinstance(text, str):
+    with ExitStack() as stack:
+        if not file.seekable():
+            copy = stack.enter_context(tempfile.TemporaryFile())
+            shutil.copyfileobj(file, copy, BATCH_BYTES)
+            file = copy
+        table = parquet.ParquetFile(file, pre_buffer=False, buffer_size=BATCH_BYTES)
+        names = table.schema_arrow.names
+        if "text" not in names:
             raise cli.ToolError(
-                f'{path}: "text" of row {number} is {cli.one_line(text)[:40]}, not a string; '
-                "remove the row"
+                f'{path}: has the columns {cli.join_some(names)}, but no column "text"; '
+                'write a file with a column "text"'
             )
-        yield text.encode("utf-8")
+        kind = table.schema_arrow.field("text").type
+        kind = getattr(kind, "value_type", kind) if "dictionary" in str(kind) else kind
+        if str(kind) not in ("string", "large_string", "string_view", "null"):
+            raise cli.ToolError(
+                f'{path}: the column "text" has the type {kind}, not string; '
+                "write a file whose column contains strings"
+            )
+        batches = table.iter_batches(PARQUET_BATCH_ROWS, columns=["text"])
+        texts = (text for batch in batches for text in batch.column(0).to_pylist())
+        for number, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise cli.ToolError(
+                    f'{path}: "text" of row {number} is {cli.one_line(text)[:40]}, not a string; '
+                    "remove the row"
+                )
+            yield text.encode("utf-8")
 
 
-def reject_json_in_text_file(path: str) -> None:
-    """Raise ToolError if a file whose name is that of plain text begins like JSON lines."""
+def check_content(path: str) -> None:
+    """Raise ToolError if the beginning of a file is not what its name says.
+
+    Such files are pointers of Git LFS, archives, pages of HTML in the place of other files, and
+    JSON lines in a file with the name of plain text. A page of HTML may be a text.
+    """
+    suffix = compression_suffix(path)
+    kind, what_it_is = dataset.identify(dataset.read_head(path))
+    may_be_text = kind == "html" and is_plain_text(path) and not suffix
+    if kind in ("lfs", "html", "archive", "pdf") and not may_be_text:
+        raise cli.ToolError(f"{path}: {what_it_is}")
+    if kind == "empty" and suffix:
+        raise cli.ToolError(f"{path}: {what_it_is}")  # a compressed empty text has a head
     with open_decompressed(path) as (_, content):
         line = content.readline(MAX_DOCUMENT_BYTES)
+        head = line + content.read(512) if len(line) < 512 else line
+    kind, what_it_is = dataset.identify(head[:512])
+    if kind in ("archive", "packed", "pdf") or kind == "html" and not is_plain_text(path):
+        inside = "its decompressed content " if suffix else ""
+        raise cli.ToolError(f"{path}: {inside}{what_it_is}")
+    if not is_plain_text(path):
+        return
     with suppress(ValueError, RecursionError):  # raised if the line is text and not JSON
         parse_json_line(line.decode("utf-8-sig"))
         raise cli.ToolError(
             f'{path}: is a text file by its name, but its first line is a JSON object with "text"; '
-            f"rename it to end in .jsonl{compression_suffix(path)}, "
-            "or insert an empty first line if it is text"
+            f"rename it to end in .jsonl{suffix}, or insert an empty first line if it is text"
         )
 
 
@@ -260,7 +375,7 @@ def split_text(
     """Yield a text as documents of at most max_bytes each, the first of at most first_bytes."""
     data = b""
     limit = max(1, first_bytes)
-    while data := data + file.read(limit + 1 - len(data)):
+    while data := data + file.read(max(0, limit + 4 - len(data))):  # 4: a character's bytes
         end = find_document_end(data, limit, at_blank_lines)
         yield data[:end]
         data = data[end:]
@@ -271,7 +386,8 @@ def find_document_end(data: bytes, limit: int, at_blank_lines: bool) -> int:
     """Return where the document at the beginning of `data` ends: at most `limit`.
 
     It ends after the first blank lines if at_blank_lines is True. If there are none within the
-    limit, it ends after the last line, else the last word, else the last character.
+    limit, it ends after the last line, else the last word, else the last character. Only a first
+    character that is longer than the limit exceeds it.
     """
     if at_blank_lines and (blank := BLANK_LINES.search(data, 0, limit)):
         return blank.end()
@@ -280,9 +396,10 @@ def find_document_end(data: bytes, limit: int, at_blank_lines: bool) -> int:
     for separator in (b"\n", b" "):
         if end := data.rfind(separator, 0, limit) + 1:
             return end
-    while data[limit] & 0xC0 == 0x80 and limit > 1:  # a byte inside a UTF-8 character
-        limit -= 1
-    return limit
+    begins = [end for end in range(limit - 3, limit + 4) if 0 < end < len(data)]
+    begins = [end for end in begins if data[end] & 0xC0 != 0x80]  # of UTF-8 characters
+    before = [end for end in begins if end <= limit]
+    return max(before) if before else min(begins, default=len(data))
 
 
 def list_input_files(paths: list[str]) -> list[str]:
@@ -297,8 +414,16 @@ def list_input_files(paths: list[str]) -> list[str]:
         elif os.path.isfile(path):
             files.append(path)
         else:
-            fault = "is not a regular file" if os.path.lexists(path) else "does not exist"
-            raise cli.ToolError(f"{path}: {fault}; give text files, .jsonl files or folders")
+            remedy = "give text files, .jsonl files or folders"
+            if not os.path.lexists(path):
+                fault = "there is no such file or folder"
+                if path == "-":
+                    remedy = "standard input is read several times, so write it to a file"
+            else:
+                fault = "is not a regular file"
+                if not os.path.islink(path) or os.path.exists(path):
+                    remedy = "it is read several times, so write its content to a file"
+            raise cli.ToolError(f"{path}: {fault}; {remedy}")
     counts = Counter(map(os.path.realpath, files))
     if repeated := [path for path, count in counts.items() if count > 1]:
         raise cli.ToolError(f"{repeated[0]}: is given twice; give each file once")
@@ -341,8 +466,8 @@ class Source:
     A single text file is split into passages at blank lines. With one_document=True it is split
     into its first tenth, for validation, and the rest.
 
-    num_val_docs=None means a tenth of the documents. Raises ToolError for input that cannot be
-    used.
+    num_val_docs=None means a tenth of the documents, or of a single text. Raises ToolError for
+    input that cannot be used.
     """
 
     def __init__(
@@ -361,8 +486,8 @@ class Source:
         self.bytes_before_file = [0, *ends[:-1]]
         self.total_bytes = ends[-1] or 1  # never 0: it is a divisor
         self.bytes_read = 0  # of all files, as they are on disk
-        for path in filter(is_plain_text, self.files):
-            reject_json_in_text_file(path)
+        for path in self.files:
+            check_content(path)
         self.num_val_docs = self.count_val_docs() if num_val_docs is None else num_val_docs
 
     def documents(self, first: int = 0) -> Iterator[Document]:
@@ -402,13 +527,52 @@ class Source:
             first_bytes = min(size // 10, MAX_DOCUMENT_BYTES)
             return split_text(content, first_bytes, MAX_DOCUMENT_BYTES, at_blank_lines=False)
         if self.is_one_text:
-            return split_text(content, PASSAGE_BYTES, PASSAGE_BYTES, at_blank_lines=True)
+            with open_decompressed(path) as (_, same_content):
+                size = len(same_content.read(MIN_PASSAGES * PASSAGE_BYTES))  # at most
+            limit = max(1, size // MIN_PASSAGES)
+            return split_text(content, limit, limit, at_blank_lines=True)
         read = content.readline if is_json_lines(path) else content.read
         return iter(lambda: read(MAX_DOCUMENT_BYTES + 1), b"")
 
     def count_val_docs(self) -> int:
-        """Return a tenth of the number of documents, at most MAX_VAL_DOCS and at least 1."""
+        """Return a tenth of the number of documents, at most MAX_VAL_DOCS and at least 1.
+
+        For a single text, see count_val_passages.
+        """
+        if self.is_one_text:
+            return self.count_val_passages()
         return max(1, sum(1 for _ in islice(self.documents(), 10 * MAX_VAL_DOCS)) // 10)
+
+    def count_val_passages(self) -> int:
+        """Return how many of the first passages have a tenth of the bytes of the data set.
+
+        Passages differ in size, so a tenth of them may be much more or less than a tenth of the
+        text. Later passages that repeat a validation passage are not in the data set.
+        """
+        ends: list[int] = []  # of each of the first MAX_VAL_DOCS passages
+        with_repeats: list[int] = []  # bytes of each of them with its repeats, 0 if it is a repeat
+        numbers: dict[bytes, int] = {}  # of each of them, by its digest
+        others = 0  # bytes of the passages that are neither among them nor repeat them
+        for passage in self.documents():
+            size = len(passage.data)
+            digest = compute_digest(passage.data)
+            if len(ends) < MAX_VAL_DOCS:
+                numbers.setdefault(digest, len(ends))
+                ends.append(size + (ends[-1] if ends else 0))
+                with_repeats.append(0)
+            if digest in numbers:
+                with_repeats[numbers[digest]] += size
+            else:
+                others += size
+                if others > 9 * ends[-1]:
+                    break  # all of the first MAX_VAL_DOCS passages are less than a tenth
+        training_bytes = others + sum(with_repeats)
+        count = 1
+        for number, (end, size) in enumerate(zip(ends, with_repeats, strict=True), 1):
+            training_bytes -= size
+            if 9 * end <= training_bytes:
+                count = number
+        return count
 
     def val_digests(self) -> frozenset[bytes]:
         """Return the digests of the validation documents.
@@ -454,6 +618,28 @@ def batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
 # === TOKENIZERS ===================================================================================
 
 
+def read_byte_offset(data: bytes) -> int:
+    """Return the id of byte 0 from the .json file of a byte tokenizer.
+
+    Raises ValueError, with a reason for the user, for any other file.
+    """
+    try:
+        form = json.loads(data)
+    except ValueError:
+        raise ValueError("it is no JSON") from None
+    config = form.get("config") if isinstance(form, dict) else None
+    if isinstance(form, dict) and "offset" in form:
+        offset = form["offset"]
+    elif isinstance(config, dict) and "byte_offset" in config:
+        offset = config["byte_offset"]
+    else:
+        what = f"has the keys {cli.join_some([*form])}" if isinstance(form, dict) else "is a value"
+        raise ValueError(f'it is the JSON of another program: it {what}, but no "offset"')
+    if type(offset) is not int or offset < 0:
+        raise ValueError(f'its "offset" is {cli.one_line(offset)[:40]}, not a whole number')
+    return offset
+
+
 class Tokenizer:
     """A SentencePiece .model, or the .json file of a byte tokenizer.
 
@@ -462,14 +648,18 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path) -> None:
+        import sentencepiece
+
         self.processor: sentencepiece.SentencePieceProcessor | None = None
         self.offset = 0  # of a byte tokenizer: byte b is token b + offset
         self.unknown_id = -1  # -1 is no token: a byte tokenizer has no unknown token
         try:
             data = path.read_bytes()
+            _, what_it_is = dataset.identify(data[:512])
+            if what_it_is:
+                raise cli.ToolError(f"{path}: {what_it_is}")
             if path.suffix == ".json":
-                form = json.loads(data)
-                self.offset = form["offset"] if "offset" in form else form["config"]["byte_offset"]
+                self.offset = read_byte_offset(data)
                 self.vocab_size = 256 + self.offset
                 self.bos_id = 1
             else:
@@ -477,14 +667,15 @@ class Tokenizer:
                 self.vocab_size = len(self.processor)
                 self.bos_id = self.processor.bos_id()
                 self.unknown_id = self.processor.unk_id()
-        except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
-            if type(error) is RuntimeError:
-                reason = "not a SentencePiece model"
-            else:
-                reason = getattr(error, "strerror", "") or cli.one_line(error)
+        except OSError as error:
+            missing = not os.path.lexists(path)
+            fault = "there is no such file" if missing else f"cannot be read ({error.strerror})"
+            raise cli.ToolError(f"{path}: {fault}; {TOKENIZER_REMEDY}") from None
+        except (ValueError, RecursionError, RuntimeError) as error:
+            is_sentencepiece_error = type(error) is RuntimeError
+            reason = "it is not a SentencePiece model" if is_sentencepiece_error else str(error)
             raise cli.ToolError(
-                f"{path}: is not a usable tokenizer ({reason}); "
-                "give a SentencePiece .model, or a byte tokenizer's .json"
+                f"{path}: is not a usable tokenizer ({cli.one_line(reason)}); {TOKENIZER_REMEDY}"
             ) from None
         if self.bos_id < 0 or self.vocab_size > MAX_VOCAB_SIZE:
             raise cli.ToolError(
@@ -514,8 +705,17 @@ class Tokenizer:
             "space, and some characters become others; bits per byte are those of the changed text"
         )
 
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of tokens; control tokens have none."""
+        if self.processor:
+            return self.processor.decode(ids)
+        values = [token - self.offset for token in ids]
+        return bytes(value for value in values if 0 <= value < 256).decode("utf-8", "replace")
+
     def encode(self, texts: list[str], threads: int = 1) -> list[np.ndarray]:
         """Return the tokens of each text, as uint16 arrays that begin with BOS."""
+        import numpy as np
+
         if self.processor:
             encoded = self.processor.encode(
                 texts, add_bos=True, out_type="numpy", num_threads=threads
@@ -558,6 +758,8 @@ def train_tokenizer(source: Source, vocab_size: int, normalization: str) -> byte
     normalization="identity" keeps every character, white space too; "nmt_nfkc" changes the text as
     the published tokenizers do. Raises ToolError if the documents are too small for the vocabulary.
     """
+    import sentencepiece
+
     model = io.BytesIO()
     lossless = normalization == "identity"
     errors: list[BaseException] = []
@@ -632,6 +834,7 @@ def new_state(settings: dict[str, Any]) -> dict[str, Any]:
         "tokens_done": 0,
         "shards": {"val": {}, "train": {}},  # split -> file name -> dataset.describe_shard
         "docs": {"val": 0, "train": 0, "repeats_of_val_left_out": 0},
+        "tokens_left_out": 0,  # of the repeats
         "miscounted_tokens": {"val": 0, "train": 0},
     }
 
@@ -648,6 +851,8 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, state: dict[str, Any], shard_tokens: int) -> None:
+        import numpy as np
+
         self.folder, self.state = folder, state
         self.buffer = np.empty(shard_tokens, dtype="<u2")
         self.used = 0  # tokens in the buffer
@@ -672,6 +877,8 @@ class ShardWriter:
 
         `document` and `tokens_done` say where to continue; complete=True ends the export.
         """
+        import numpy as np
+
         shards = self.state["shards"][split]
         if self.used:
             name = f"fineweb_{split}_{len(shards):06d}.bin"
@@ -713,6 +920,8 @@ def export_documents(
                 producing.update(val_complete=True)
             if split == "train" and compute_digest(text.encode()) in val_digests:
                 docs["repeats_of_val_left_out"] += 1
+                if state["tokens_left_out"] is not None:
+                    state["tokens_left_out"] += len(tokens)
                 continue
             if not done:  # with tokens in a complete shard, it was counted before an interruption
                 docs[split] += 1
@@ -749,6 +958,7 @@ def open_state(data_set: DataSet, settings: dict[str, Any]) -> dict[str, Any]:
             if os.path.lexists(other):
                 raise cli.ToolError(f"{other}: was not made by this command; {remedy}")
         return new_state(settings)
+    state.setdefault("tokens_left_out", None)  # begun by a version that did not count them
     old_settings = state["settings"]
     changed = [key for key in settings if old_settings.get(key) != settings[key]]
     if "inputs" in changed:
@@ -804,6 +1014,8 @@ def ensure_tokenizer(source: Source, data_set: DataSet, state: dict[str, Any]) -
 
 def make_data_set(options: argparse.Namespace) -> tuple[DataSet, dict[str, Any]]:
     """Make a tokenizer and a data set, or the missing part; return them and the final state."""
+    for package in ("numpy", "sentencepiece", "huggingface_hub.utils"):
+        import_module(package)  # if a package is missing, this is said before the work begins
     for name in filter(os.path.isdir, options.files):
         if options.out.resolve().is_relative_to(Path(name).resolve()):
             raise cli.ToolError(
@@ -850,10 +1062,13 @@ def describe_counts(state: dict[str, Any]) -> str:
     """Return how many documents and tokens a data set has, as one line."""
     docs = state["docs"]
     val_tokens, train_tokens = count_tokens(state, "val"), count_tokens(state, "train")
+    repeats = docs["repeats_of_val_left_out"]
+    left_out = state["tokens_left_out"]
+    their_tokens = f" ({left_out:,} tokens)" if repeats and left_out is not None else ""
     return (
         f"{docs['val']:,} validation documents with {val_tokens:,} tokens, "
         f"{docs['train']:,} training documents with {train_tokens:,} tokens; "
-        f"{docs['repeats_of_val_left_out']:,} repeats of validation documents are left out"
+        f"{repeats:,} repeats of validation documents{their_tokens} are left out"
     )
 
 
@@ -867,6 +1082,10 @@ def plan_tokenizer(options: argparse.Namespace) -> tuple[str, str, dict[str, Any
         return "byte260", "byte260.json", {"bytes": True}
     if options.model:
         tokenizer = Tokenizer(options.model)
+        if not tokenizer.processor:
+            raise cli.ToolError(
+                f"--model {options.model}: is a byte tokenizer; use --bytes instead"
+            )
         if not tokenizer.has_space_token():
             raise cli.ToolError(
                 f"--model {options.model}: has no token for a single space, so bits per byte would "
@@ -893,10 +1112,28 @@ def notes_and_warnings(data_set: DataSet, state: dict[str, Any]) -> Iterator[str
         )
     val, train = count_tokens(state, "val"), count_tokens(state, "train")
     if val > (val + train) / 5:
-        yield (
-            f"WARNING: validation has {val / (val + train):.0%} of all tokens; put smaller "
-            "documents first, or set --num-val-docs and another --name"
-        )
+        number, tokens = find_val_docs(data_set, (val + train) / 10)
+        remedy = f"--num-val-docs {number} and another --name make it {tokens / (val + train):.0%}"
+        if tokens > (val + train) / 5:
+            remedy = "the first document alone is so large; put a smaller document first"
+            if (state["tokens_left_out"] or 0) > train:
+                remedy = "most of the text repeats validation documents; give other text"
+        yield f"WARNING: validation has {val / (val + train):.0%} of all tokens; {remedy}"
+
+
+def find_val_docs(data_set: DataSet, max_tokens: float) -> tuple[int, int]:
+    """Return how many of the first validation documents have at most `max_tokens` tokens, at least
+    1, and how many tokens they have."""
+    import numpy as np
+
+    paths = dataset.shard_paths(data_set.folder, "val")
+    shards = [np.fromfile(path, "<u2", offset=dataset.HEADER_BYTES) for path in paths]
+    tokens = np.concatenate(shards)
+    # Every document begins with BOS, and BOS is nowhere else.
+    begins = np.flatnonzero(tokens == Tokenizer(data_set.tokenizer).bos_id)
+    ends = [*begins[1:].tolist(), len(tokens)]
+    number = max(1, bisect_right(ends, max_tokens))
+    return number, ends[number - 1]
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
@@ -915,7 +1152,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     add_exclusive("--model", type=Path, metavar="M", help=text)
     text = "use the byte tokenizer, which has 260 ids, instead of training one"
     add_exclusive("--bytes", action="store_true", help=text)
-    text = "number of validation documents (default: a tenth of all, at most 50000)"
+    text = "number of validation documents (default: a tenth of all, see above)"
     add("--num-val-docs", type=count, metavar="N", help=text)
     text = "keep a single text together: its first tenth is for validation, the rest for training"
     add("--one-document", action="store_true", help=text)
@@ -932,8 +1169,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
             f"--name {options.name}: is part of file names, so it may contain only letters, "
             "digits, '.', '_' and '-'"
         )
-    if options.model and options.model.suffix == ".json":
-        parser.error(f"--model {options.model}: is a byte tokenizer; use --bytes instead")
     if options.normalization and (options.model or options.bytes):
         parser.error("--normalization has no effect with --model or --bytes; run without it")
     options.normalization = options.normalization or "identity"

@@ -1,9 +1,11 @@
 """Tests of wrong use of each program: one line with the remedy, an exit code, and no files."""
 
+import errno
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import cli
@@ -29,6 +31,13 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "a.png").write_bytes(b"\x89PNG\0\0")
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "utf16.txt").write_bytes("word\n\n".encode("utf-16-le") * 500)
+    (tmp_path / "utf32.txt").write_bytes("word\n".encode("utf-32") * 500)
+    (tmp_path / "utf16.jsonl").write_bytes(('{"text": "a"}\n' * 50).encode("utf-16-le"))
+    (tmp_path / "pretty.json").write_text('{\n "text": "a"\n}\n')
+    (tmp_path / "null.jsonl").write_text('{"text": null}\n')
+    (tmp_path / "zip.jsonl.gz").write_bytes(b"PK\3\4" + bytes(99))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
     (tmp_path / "sets" / "mine").mkdir(parents=True)
     (tmp_path / "sets" / "mine" / "fineweb_train_000000.bin").touch()
     (tmp_path / "cli.py").write_text("no = 'trainer'")
@@ -62,12 +71,12 @@ def test_an_error_of_the_system_names_a_file_only_if_it_has_one(
     def fail(*words: object) -> None:
         raise OSError(*words)
 
-    assert cli.run(lambda: fail(37, "No locks available")) == 1
+    with pytest.raises(OSError, match="No locks available"):  # the traceback says where
+        cli.run(lambda: fail(37, "No locks available"))
     assert cli.run(lambda: fail(13, "Permission denied", "a.bin"), refused=2) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "error: No locks available",
-        "error: a.bin: Permission denied; give another file or folder",
-    ]
+    assert (
+        capsys.readouterr().err == "error: a.bin: Permission denied; give another file or folder\n"
+    )
 
 
 def test_a_closed_pipe_ends_a_tool_without_a_message() -> None:
@@ -77,6 +86,44 @@ def test_a_closed_pipe_ends_a_tool_without_a_message() -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_error_without_a_file_has_a_traceback_and_a_full_disk_a_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No message tells the user to give another file if no file is the reason."""
+
+    def raises(number: int, *path: str) -> Callable[[], int]:
+        def main() -> int:
+            raise OSError(number, os.strerror(number), *path)
+
+        return main
+
+    with pytest.raises(OSError, match="No locks available"):
+        cli.run(raises(errno.ENOLCK))
+    for number, path, words in (
+        (errno.ENOENT, ["x"], "error: x: No such file or directory; give another file or folder\n"),
+        (errno.ENOSPC, ["x"], "error: x: No space left on device; free disk space, or write to "),
+        (errno.ENOSPC, [], "error: No space left on device; free disk space, or write to another"),
+    ):
+        assert cli.run(raises(number, *path), refused=2) == 2
+        assert capsys.readouterr().err.startswith(words)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "tokenize_docs", "cached_challenge_fineweb"])
+def test_help_of_data_needs_no_packages(name: str, tmp_path: Path) -> None:
+    """Without the packages, every other call says at once which one is missing."""
+    program = ROOT / "data" / f"{name}.py"
+    (tmp_path / "novel.txt").write_text("word\n\n" * 50)
+    arguments = ["novel.txt", "--bytes", "--out", "out"] if name == "tokenize_docs" else []
+    where = {"cwd": tmp_path, "capture_output": True, "text": True}
+    # -S leaves out the folder of the packages.
+    done = subprocess.run([sys.executable, "-IS", program, "--help"], **where)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
+    if name != "quickstart":  # it would make its data set in the repository
+        done = subprocess.run([sys.executable, "-IS", program, *arguments], **where)
+        assert done.returncode == 1 and " is missing; run " in done.stderr
+        assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 def test_the_message_on_a_missing_package_has_its_requirements_file(

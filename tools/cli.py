@@ -5,6 +5,7 @@ This module builds on the standard library only, so that a missing package can b
 """
 
 import argparse
+import errno
 import os
 import re
 import shlex
@@ -78,8 +79,8 @@ def plot_path(text: str) -> Path:
 
 
 def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "") -> int | None:
-    """Call a program's main function and return its exit code. A ToolError or OSError is printed as
-    one line, and the exit code is `refused`.
+    """Call a program's main function and return its exit code. A ToolError, and an OSError about a
+    file or a full disk, is printed as one line, and the exit code is `refused`.
 
     If `interrupted` is given, Ctrl-C prints this text and ends the process immediately, even if
     threads are still running.
@@ -106,10 +107,15 @@ def run(main: Callable[[], int | None], refused: int = 1, interrupted: str = "")
     except BrokenPipeError:
         os._exit(141)  # as after SIGPIPE: the reader of the output, such as head, has closed it
     except OSError as error:
-        # Without the name of a file, another file would be no remedy.
-        where, remedy = one_line(error.filename or ""), "; give another file or folder"
-        place, remedy = (f"{where}: ", remedy) if where else ("", "")
-        print(f"error: {place}{error.strerror or error}{remedy}", file=sys.stderr)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_full:
+            remedy = "free disk space, or write to another disk"
+        elif error.filename is None:
+            raise  # only the traceback says which file it is about, if it is about a file
+        else:
+            remedy = "give another file or folder"
+        where = f"{one_line(error.filename)}: " if error.filename is not None else ""
+        print(f"error: {where}{error.strerror}; {remedy}", file=sys.stderr)
     return refused
 
 

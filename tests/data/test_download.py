@@ -4,6 +4,7 @@ fake_hub.py is that hub.
 """
 
 import contextlib
+import errno
 import functools
 import io
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import cached_challenge_fineweb
 import cli
+import huggingface_hub
 import numpy as np
 import pytest
 from fake_hub import FakeHub, Fault
@@ -85,15 +87,20 @@ class Checkout:
         tool, env, out, err = cached_challenge_fineweb, self.env | env, io.StringIO(), io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tool, "DATA", self.data)
-            patch.setattr(tool, "HfApi", functools.partial(HfApi, endpoint=env["HF_ENDPOINT"]))
+            patch.setattr(
+                huggingface_hub, "HfApi", functools.partial(HfApi, endpoint=env["HF_ENDPOINT"])
+            )
             patch.setattr(tool.time, "sleep", lambda seconds: None)
             patch.setattr(sys, "argv", [tool.__file__, *arguments])
             patch.setattr(os, "environ", env)
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                assert (cli.run(tool.main, refused=2) or 0) == code, err.getvalue()
-        for thread in threading.enumerate():
-            if thread.name.startswith("ThreadPool"):
-                thread.join()  # after an error, downloads that have begun still go on
+                found = cli.run(tool.main, refused=2) or 0
+            for thread in threading.enumerate():
+                if thread.name.startswith("ThreadPool"):
+                    # After an error, downloads that have begun go on. Afterwards `tool.DATA` is the
+                    # repository's folder again.
+                    thread.join()
+        assert found == code, err.getvalue()
         out, err = out.getvalue(), err.getvalue()
         assert (code != 0 or retries) == bool(err), err
         assert code or not self.producing.exists()
@@ -317,6 +324,32 @@ def test_wrong_use_and_missing_files_are_errors_of_one_line(checkout: Checkout, 
     output = checkout.run(*arguments, code=2, **env)
     assert words in output and output.count("\n") == 1, output
     assert not list(checkout.data.glob("datasets/*/*.bin"))
+
+
+def test_a_page_of_html_is_called_by_its_name(checkout: Checkout) -> None:
+    """Such as the page of a proxy, in the place of a file that the hub or somebody else sent."""
+    page = b"<!DOCTYPE html><html>Sign in</html>" + b" " * 2000
+    checkout.run()
+    (checkout.data / "manifest.json").write_bytes(page)
+    output = checkout.run("--skip-manifest", code=2)
+    assert "manifest.json: is a page of HTML" in output and "run without --skip-manifest" in output
+    partial = partial_path(checkout, TRAIN[2])
+    (checkout.data / TRAIN[2]).unlink()
+    partial.write_bytes(page.ljust(len(CONTENT[TRAIN[2]])))
+    output = checkout.run(retries=True)
+    assert f"{TRAIN[2]}: the downloaded file is a page of HTML" in output
+    checkout.assert_holds_exactly(ALL)
+
+
+def test_a_download_needs_no_locks(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems have none. The trainer trains there, too."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(cached_challenge_fineweb.dataset.fcntl, "flock", refuse)
+    assert "the file system has no locks (No locks available)" in checkout.run()
+    checkout.assert_holds_exactly(ALL)
 
 
 def test_files_that_the_program_did_not_download_are_not_replaced(checkout: Checkout) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,15 +13,16 @@ from pathlib import Path
 
 import cli
 import dataset
+import numpy as np
 import pytest
 import quickstart
 import tokenize_docs
-from running import ROOT, clean_environment, start_process
+from running import ROOT, clean_environment, start_process, write_split
 
 # A stand-in for train_gpt.py that runs in less than a second. It writes the log that the trainer
 # would write, and its own environment.
 STAND_IN = """
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
 run_id = os.environ["RUN_ID"]
 os.makedirs("logs", exist_ok=True)
 open(f"logs/{run_id}.txt", "a").close()
@@ -38,10 +40,15 @@ if os.environ["ITERATIONS"] == "8":
     except KeyboardInterrupt:
         event("end", status="interrupted")
         sys.exit(130)
+print("attention_mode:gqa num_heads:4 num_kv_heads:2\\nWARNING: read this")
+print("peak memory allocated: 0 MiB reserved: 0 MiB\\npeak memory allocated: 7 MiB")
 event("validation", step=0, val_bpb=4.5)
 event("artifact", artifact_bytes=1000, code_bytes=234)
 event("score", val_bpb=2.25)
 event("end", status="finished")
+print("the last line has no end", end="")
+if "KEEP_PIPE_OPEN" in os.environ:
+    subprocess.Popen(["sleep", "20"])
 """
 SAMPLE = "import sys; print(f'sampled {sys.argv[1:]}')"
 
@@ -157,7 +164,8 @@ def test_the_printed_command_can_be_pasted(checkout: Path, user_data: Path, tmp_
     (tmp_path / "mine.py").write_text(STAND_IN)
     settings = {"DATA_PATH": data, "MLP_MULT": 3, "SECRET": "x"}
     output = run(checkout, tmp_path, "--script", "mine.py", **settings).splitlines()
-    assert "    sampled ['logs/quickstart.jsonl']" in output
+    # The prompt is the beginning of a validation document.
+    assert "    sampled ['logs/quickstart.jsonl', '--prompt', 'Paragraph 0.']" in output
     assert "bits per byte: 4.5000 before training, 2.2500 after training" in output
     assert (
         "artifact (the compressed model): 1,000 bytes, and 1,234 bytes with the script; "
@@ -172,6 +180,43 @@ def test_the_printed_command_can_be_pasted(checkout: Path, user_data: Path, tmp_
     second = read_environment(tmp_path, "quickstart-2")
     assert second["MLP_MULT"] == "3" and second["ITERATIONS"] == "2000"
     assert second["DATA_PATH"] == str(data)
+
+
+def test_the_screen_explains_its_lines_and_leaves_some_to_the_log(
+    checkout: Path, user_data: Path, tmp_path: Path
+) -> None:
+    """What says nothing on a CPU is not printed. What is printed is explained before it."""
+    output = run(checkout, tmp_path, DATA_PATH=user_data, KEEP_PIPE_OPEN=1)
+    assert "WARNING: read this\n" in output and "allocated: 7 MiB\n" in output
+    assert "attention_mode" not in output and "allocated: 0 MiB" not in output
+    assert "the last line has no end" in output
+    explained = output.partition("WARNING: read this")[0]
+    for word in ("val_bpb", "train_loss", "mean_loss", "tok_s", "input_wait", "data_crc", "eta"):
+        assert word in explained
+    assert "(logs/quickstart.txt contains more of them)" in explained
+
+
+def test_the_estimate_of_validations_is_that_of_the_data_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training step of the default settings has 2,048 tokens."""
+    monkeypatch.setattr(os, "environ", {"RUN_ID": "x"})
+    for name, tokens, settings, words in (
+        ("small", 20_000, {}, "there are 6 of them, .* scores 19,968 of 20,000 tokens .* 4 steps$"),
+        ("large", 400_000, {}, "scores 399,872 of 400,000 .* 88 steps; VAL_TOKENS=95000"),
+        ("huge", 4_000_000, {}, "879 steps; VAL_TOKENS=95000 would save most of that time"),
+        ("part", 4_000_000, {"VAL_TOKENS": "95000"}, "scores 94,976 of 4,000,000 .* 21 steps$"),
+        ("last", 400_000, {"VAL_LOSS_EVERY": "0"}, "there are 2 of them"),
+        ("wrong", 20_000, {"ITERATIONS": "1e3"}, "^eta does not include validations$"),
+    ):
+        write_split(tmp_path / name, "val", np.zeros(tokens, int), [tokens // 3])
+        given = {"DATA_PATH": str(tmp_path / name), **settings}
+        environment = quickstart.training_environment(1, given)
+        text = quickstart.describe_validations(environment)
+        assert re.search(words, text), text
+    (tmp_path / "large" / ".producing").touch()
+    text = quickstart.describe_validations({**environment, "DATA_PATH": str(tmp_path / "large")})
+    assert text == "eta does not include validations", "more validation shards may come"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -257,6 +302,9 @@ def test_the_tokenizer_of_a_copied_data_set_is_found_or_asked_for(
         folder.mkdir(exist_ok=True)
         shutil.copy(user_data.parents[1] / "tokenizers" / name, folder)
         assert quickstart.find_data_settings()["TOKENIZER_PATH"] == str(folder / name)
+    record = copy / "tokenizer.sha256"
+    record.write_bytes(record.read_bytes().replace(b"\n", b"\r\n"))  # after an editor on Windows
+    assert quickstart.find_data_settings()["TOKENIZER_PATH"] == str(folder / name)
 
 
 @pytest.mark.slow

@@ -1,5 +1,9 @@
 """Tests of tokenize_docs.py: the shards, the validation split, the exact text, the errors."""
 
+import bz2
+import errno
+import gzip
+import io
 import json
 import lzma
 import os
@@ -9,6 +13,8 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
+from itertools import accumulate
 from pathlib import Path
 
 import dataset
@@ -90,6 +96,12 @@ def read_documents(folder: Path, split: str) -> list[list[int]]:
     starts = np.flatnonzero(tokens == 1)
     assert starts[0] == 0
     return [part.tolist() for part in np.split(tokens, starts[1:])]
+
+
+def val_share(folder: Path) -> float:
+    """Return which part of the tokens of a data set is in the validation split."""
+    val, train = (sum(map(len, read_documents(folder, split))) for split in ("val", "train"))
+    return val / (val + train)
 
 
 def decode_data_set(out: Path, name: str, size: int = 400) -> list[str]:
@@ -187,6 +199,139 @@ def test_a_file_that_cannot_be_read_is_an_error_of_one_line(
         )
 
 
+COMPRESSORS = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
+}
+
+
+@pytest.mark.parametrize("form", COMPRESSORS)
+def test_every_byte_of_a_compressed_file_is_accounted_for(tmp_path: Path, form: str) -> None:
+    """Files of several streams are whole, or an error. Python's readers drop what follows damage.
+
+    Zeros may be between streams and behind them, except in .zst, where they are damage. In .gz and
+    .bz2, some bytes hold nothing, such as the time in the head of a .gz.
+    """
+    lines = [json.dumps({"text": f"document {i} has {i * i} words"}) + "\n" for i in range(90)]
+    parts = ["".join(lines[i : i + 30]).encode() for i in (0, 30, 60)]
+    first, second, third = map(COMPRESSORS[form], parts)
+    path = tmp_path / f"docs.jsonl.{form}"
+
+    def reads_all(content: bytes) -> bool:
+        path.write_bytes(content)
+        try:
+            documents = list(tokenize_docs.Source([str(path)], 1).documents())
+        except ToolError as error:
+            assert "is damaged" in str(error) and "restore the file" in str(error)
+            return False
+        assert b"".join(document.data for document in documents) == b"".join(parts)
+        return True
+
+    assert reads_all(first + second + third)
+    assert reads_all(first + bytes(8) + second + third + bytes(1024)) is (form != "zst")
+    assert not reads_all(first + second + third + bytes(4) + b"rubbish")
+    assert not reads_all(first + second + third[:-3])
+    # The frames of this .zst have no checksum, so that only their head shows damage.
+    places = range(6) if form == "zst" else [*range(60), len(second) // 2, len(second) - 1]
+    harmless = 0
+    for place in places:
+        damaged = bytearray(second)
+        damaged[place] ^= 255
+        harmless += reads_all(first + damaged + third)
+    assert harmless <= (6 if form == "gz" else 1)
+    path.write_bytes(b"")
+    with pytest.raises(ToolError, match="is empty; restore the file"):
+        tokenize_docs.Source([str(path)])
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.parquet.gz", "a.parquet.xz"])
+def test_a_parquet_file_may_be_compressed_and_must_have_strings(tmp_path: Path, name: str) -> None:
+    compress = COMPRESSORS.get(name.rpartition(".")[2], bytes)
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
+        file = io.BytesIO()
+        table = pa.table({"text": pa.array(["one", "two", "one"]).cast(kind)})
+        pyarrow.parquet.write_table(table, file)
+        (tmp_path / name).write_bytes(compress(file.getvalue()))
+        texts = [
+            document.data for document in tokenize_docs.Source([str(tmp_path / name)]).documents()
+        ]
+        assert texts == [b"one", b"two", b"one"]
+    for kind in (pa.binary(), pa.int64(), pa.list_(pa.string())):
+        pyarrow.parquet.write_table(pa.table({"text": pa.array([], kind)}), tmp_path / "b.parquet")
+        with pytest.raises(ToolError, match="column .text. has the type .*, not string; write a"):
+            tokenize_docs.Source([str(tmp_path / "b.parquet")])
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+PAGE = b"<!DOCTYPE html>\n<html><title>Sign in</title></html>\n"
+
+
+def make_tar() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("docs.jsonl"), None)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name, content, words",
+    [
+        ("a.txt", POINTER, "is a pointer of Git LFS, not the file itself; run git lfs pull"),
+        ("a.jsonl.xz", POINTER, "is a pointer of Git LFS"),
+        ("a.model", POINTER, "is a pointer of Git LFS"),
+        ("a.json", POINTER, "is a pointer of Git LFS"),
+        ("a.bin", POINTER, "is a pointer of Git LFS"),
+        ("a.jsonl", PAGE, "is a page of HTML, such as a server sends .*; download the file again"),
+        ("a.txt.gz", PAGE, "is a page of HTML"),
+        ("a.parquet", PAGE, "is a page of HTML"),
+        ("a.model", PAGE, "is a page of HTML"),
+        ("a.bin", PAGE, "is a page of HTML"),
+        ("a.tar", make_tar(), "is a tar archive; unpack it with tar -xf"),
+        (
+            "a.tar.gz",
+            gzip.compress(make_tar()),
+            "its decompressed content is a tar archive; unpack",
+        ),
+        ("a.bin", make_tar(), "is a tar archive; unpack it"),
+        ("a.docx", b"PK\3\4" + bytes(99), "is a ZIP archive; unpack it"),
+        ("a.txt", gzip.compress(b"text"), "is a compressed file; .* let its name end in .gz"),
+        ("a.pdf", b"%PDF-1.7\n\xe2\xe3", "is a PDF file; extract its text"),
+        ("a.model", b"", "is empty; restore the file"),
+        (
+            "a.json",
+            b'{"version": "1.0", "model": {}}',
+            "JSON of another program: .* version, model",
+        ),
+        ("a.json", b'{"offset": "4"}', "its .offset. is 4, not a whole number"),
+        ("a.json", b"[]", "JSON of another program: it is a value"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",  # a gzip contains the time
+)
+def test_a_file_of_another_kind_is_called_by_its_name(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    """As a document, a tokenizer or a shard."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    is_tokenizer = path.suffix in (".model", ".json")
+    with pytest.raises(ToolError, match=f"{name}: .*{words}"):
+        if is_tokenizer:
+            tokenize_docs.Tokenizer(path)
+        elif path.suffix == ".bin":
+            dataset.count_shard_tokens(path)
+        else:
+            run(path, "--out", tmp_path / "out", "--bytes")
+
+
+def test_a_page_of_html_may_be_a_text(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for number in range(3):
+        (tmp_path / "docs" / f"{number}.html").write_bytes(PAGE + b"%d" % number)
+    assert "2 training documents" in run(tmp_path / "docs", "--out", tmp_path, "--bytes")
+
+
 @pytest.mark.parametrize("name, better", [("a.txt", "a.jsonl"), ("a.gz", "a.jsonl.gz")])
 def test_json_lines_in_a_file_with_the_name_of_a_text_are_an_error(
     tmp_path: Path, documents: Path, name: str, better: str
@@ -205,14 +350,20 @@ def test_validation_never_appears_in_training(tmp_path: Path) -> None:
     texts = make_texts(60)
     path = write_jsonl(tmp_path / "docs.jsonl", [*texts, texts[3], "new one", texts[19], texts[3]])
     output = run(path, "--out", tmp_path, "--num-val-docs", 20, "--bytes")
-    assert (
-        "41 training documents" in output
-        and "3 repeats of validation documents are left out" in output
-    )
+    assert "41 training documents" in output and "3 repeats of validation documents (" in output
+    left_out = sum(1 + len(texts[number].encode()) for number in (3, 19, 3))
+    assert f" documents ({left_out:,} tokens) are left out" in output
     folder = tmp_path / "datasets" / "docs_byte260"
     val, train = (set(map(tuple, read_documents(folder, split))) for split in ("val", "train"))
     assert len(val) == 20 and len(train) == 41 and not val & train
-    assert re.search("WARNING: validation has 4.% of all tokens", output), output
+    [percent, number] = re.findall(
+        r"WARNING: validation has (\d+)% of all tokens; --num-val-docs (\d+) and another", output
+    )[0]
+    assert 30 < int(percent) < 45
+    output = run(path, "--out", tmp_path, "--num-val-docs", number, "--bytes", "--name", "better")
+    assert "WARNING" not in output
+    folder = tmp_path / "datasets" / "better_byte260"
+    assert 0.05 < val_share(folder) <= 0.1
 
 
 def test_the_tokenizer_is_not_trained_on_validation_documents(tmp_path: Path) -> None:
@@ -295,7 +446,7 @@ def test_one_document_keeps_a_text_together(tmp_path: Path, name: str) -> None:
     output = run(given, *arguments)
     assert (
         "use --one-document to keep the text together" in output
-        and "1,800 training documents" in output
+        and "1,793 training documents" in output
     )
     run(given, *arguments, "--name", "one", "--one-document")
     folder = tmp_path / "datasets" / "one_byte260"
@@ -317,6 +468,28 @@ def test_a_note_says_that_a_normaliser_changes_text(tmp_path: Path) -> None:
     output = run(documents, "--out", tmp_path, "--name", "given", "--model", model)
     assert "line ends and tabs become one space" in output
     assert decode_data_set(tmp_path, "given") == decode_data_set(tmp_path, "nmt")
+
+
+SIZES = {"large passages first": [12_000] * 20 + [30] * 2000, "one short passage": [30_000]}
+SIZES |= {"small passages first": SIZES["large passages first"][::-1], "one passage": [400_000]}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_a_tenth_of_a_single_text_is_for_validation(tmp_path: Path, sizes: list[int]) -> None:
+    """It is a tenth of its tokens, not of its passages, which may be of any size.
+
+    Passages that repeat validation passages do not count, because they are left out.
+    """
+    numbers = "".join(f"{number} " for number in range(sum(sizes) // 5))
+    passages = [
+        numbers[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=False)
+    ]
+    repeated = [*passages, *["again " * 1000] * 30, passages[0], *passages[:30]]
+    for name, text in (("novel", passages), ("repeats", ["again " * 1000, *repeated])):
+        (tmp_path / name).write_text("\n\n".join(text))
+        output = run(tmp_path / name, "--out", tmp_path, "--bytes", "--name", name)
+        assert 0.05 <= val_share(tmp_path / "datasets" / f"{name}_byte260") <= 0.15, output
+        assert "WARNING" not in output
 
 
 @pytest.mark.parametrize("separator", ["\n", " ", ""])
@@ -465,6 +638,20 @@ def test_the_same_command_accepts_corrected_input(tmp_path: Path) -> None:
     assert "4 validation documents" in run(path, "--out", tmp_path, "--bytes")
 
 
+def test_a_data_set_of_an_older_version_is_complete(tmp_path: Path) -> None:
+    """Its export.json does not say how many tokens the repeats had, and the output does not."""
+    path = write_jsonl(tmp_path / "docs.jsonl", ["one", "two", "one"])
+    output = run(path, "--out", tmp_path, "--bytes")
+    assert "1 repeats of validation documents (4 tokens) are left out" in output
+    export = tmp_path / "datasets" / "docs_byte260" / "export.json"
+    state = json.loads(export.read_text())
+    del state["tokens_left_out"]
+    export.write_text(json.dumps(state))
+    assert "1 repeats of validation documents are left out" in run(
+        path, "--out", tmp_path, "--bytes"
+    )
+
+
 def test_two_processes_cannot_make_the_same_data_set(tmp_path: Path, documents: Path) -> None:
     folder = tmp_path / "datasets" / "docs_byte260"
     with (
@@ -473,6 +660,22 @@ def test_two_processes_cannot_make_the_same_data_set(tmp_path: Path, documents: 
     ):
         run(documents, "--out", tmp_path, "--bytes")
     run(documents, "--out", tmp_path, "--bytes")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF])
+def test_a_file_system_without_locks_gets_its_data_set(
+    tmp_path: Path, documents: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer trains there, too."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(dataset.fcntl, "flock", refuse)
+    output = run(documents, "--out", tmp_path, "--bytes")
+    folder = tmp_path / "datasets" / "docs_byte260"
+    assert f"note: {folder}: the file system has no locks ({os.strerror(number)})" in output
+    assert len(read_documents(folder, "train")) == 360
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:

@@ -3,8 +3,12 @@
 Real are the settings, shards, readers, plans, the communication between ranks, checkpoints, packing
 and logs. Replaced by stand-ins are the logits (only of 64 tokens, so that every module is called),
 the losses, the orthogonalization of Muon, and the low-rank matrices (one number each). The loss of
-a target is 1 + (token % 16) / 16 nats. Rank 0 writes to stages.jsonl how long each stage took, and
-its peak memory in MiB.
+a target is 1 + (3 * input + target) % 16 / 16 nats. Rank 0 writes to stages.jsonl how long each
+stage took, and its peak memory in MiB.
+
+Two environment variables change what a run does: with REHEARSED_STEP=N, rank 0 writes to
+checksum.json the checksum of the training sequences of step N, counted from 0, as the readers of
+all ranks return them after training. With STEP_SECONDS=S, each step takes S seconds longer.
 """
 
 import functools
@@ -14,6 +18,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +31,7 @@ sys.modules["rehearsed"] = trainer
 spec.loader.exec_module(trainer)
 torch, run_class = trainer.torch, trainer.Trainer
 real_logits, make_run, train_run = trainer.GPT.logits, run_class.__init__, run_class.train
+train_one_step = run_class.train_step
 
 
 def write_stage(stage: str, size: str, begun: float) -> None:
@@ -59,8 +66,15 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def nats_of(y: Any) -> Any:
-    return torch.where(y < 0, 0.0, 1 + (y & 15) / 16)
+def nats_of(x: Any, y: Any) -> Any:
+    check_order(x, y)
+    return torch.where(y < 0, 0.0, 1 + ((3 * x + y) & 15) / 16)
+
+
+def check_order(x: Any, y: Any) -> None:
+    """Raise AssertionError unless each target is the input at the next place with a target."""
+    follows = (y[:, :-1] == x[:, 1:]) | (y[:, :-1] < 0) | (y[:, 1:] < 0)
+    assert x.shape == y.shape and bool(follows.all()), "a target is not the next input"
 
 
 def forward(model: Any, x: Any, y: Any) -> Any:
@@ -68,17 +82,18 @@ def forward(model: Any, x: Any, y: Any) -> Any:
     if segments := getattr(model, "segments", None):
         cos, _ = segments.find(x, model.cos, model.sin, model.dtype)
         assert not cos.isnan().any(), f"{tuple(x.shape)}: more segments than room for them"
-    assert x.shape == y.shape and 0 <= int(x.min()) <= int(x.max()) < len(model.tok_emb.weight)
+    check_order(x, y)
+    assert 0 <= int(x.min()) <= int(x.max()) < len(model.tok_emb.weight)
     return 5.0 + 0.0 * sum(p.sum() for p in model.parameters())
 
 
 def mean_nats(model: Any, x: Any, y: Any) -> Any:
-    mean = nats_of(y).sum(dtype=torch.float64) / (y >= 0).sum()
+    mean = nats_of(x, y).sum(dtype=torch.float64) / (y >= 0).sum()
     return mean + 0.0 * model.skip_weights.flatten()[0] if torch.is_grad_enabled() else mean
 
 
 def document_nats(model: Any, adapters: Any, x: Any, y: Any) -> Any:
-    return nats_of(y) + 0.0 * adapters.pairs[0][0].sum()
+    return nats_of(x, y) + 0.0 * adapters.pairs[0][0].sum()
 
 
 def draw(adapters: Any, documents: int, seed: int) -> Any:
@@ -106,6 +121,24 @@ def train(run: Any) -> None:
     if run.runtime.rank == 0:
         write_stage("start", f"{(bytes_read() - IMPORTED) >> 20} MiB read", BEGUN)
     train_run(run)
+    if step := os.environ.get("REHEARSED_STEP"):
+        crc = read_step(run, int(step))
+        if run.runtime.rank == 0:
+            Path("checksum.json").write_text(json.dumps(crc), encoding="utf-8")
+
+
+def read_step(run: Any, step: int) -> int:
+    """Return the checksum of the sequences of a step, as the readers of all ranks return them."""
+    steps_done, run.step = run.step, step
+    with closing(run.batches()) as batches:
+        crc = sum(batch.summary for batch in islice(batches, run.runtime.micro_steps))
+    run.step = steps_done
+    return sum(run.runtime.gather(crc)) % 2**32
+
+
+def train_step(run: Any, batches: Any) -> None:
+    train_one_step(run, batches)
+    time.sleep(float(os.environ.get("STEP_SECONDS", "0")))
 
 
 def newest_checkpoint_size(*_: Any) -> str:
@@ -116,7 +149,7 @@ def newest_checkpoint_size(*_: Any) -> str:
 trainer.GPT.forward, trainer.mean_nats, trainer.document_nats = forward, mean_nats, document_nats
 trainer.GPT.logits = lambda model, tokens: real_logits(model, tokens[:1, :64])
 trainer.newton_schulz = lambda x, iterations, dtype, *more: x.to(dtype)
-run_class.__init__, run_class.train = make, train
+run_class.__init__, run_class.train, run_class.train_step = make, train, train_step
 timed("warm-up", trainer, "warm_up", lambda _, run: f"{run.config.warmup_steps} steps")
 timed(
     "step", run_class, "train_step", lambda _, run, b: f"{run.config.train_batch_tokens:,} tokens"

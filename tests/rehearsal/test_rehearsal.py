@@ -41,7 +41,7 @@ def test_a_narrow_run_with_its_own_data_sizes(name: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("name", sorted(STACKS - {"baseline_plus"}))
+@pytest.mark.parametrize("name", rehearse.CASES)
 def test_a_submission_at_full_width_is_within_the_size_limit(name: str, folder: Path) -> None:
     """The weights are random. The scales of rows use all levels, as for trained weights."""
     assert rehearse.rehearse(name, folder, rehearse.FULL_WIDTH).faults == []
@@ -83,7 +83,7 @@ def test_eight_ranks_read_all_documents(caseops: Any) -> None:
         reader = module.DocumentPipeline(data.val, plan, scorer.overlap, runtime.device, **hooks)
         with closing(reader) as read:
             found += sum(np.array(batch.summary) for batch in read)
-    tokens = np.fromfile(caseops.folder / "fineweb_val_000000.bin", "<u2", offset=1024)
+    tokens = real_size.read_validation_tokens(caseops.folder)
     in_bytes = np.cumsum(real_size.byte_counts("caseops", tokens))
     lengths = [document.seq_len for document in documents]
     assert (len(documents), max(lengths), min(lengths)) == (50_000, 97_114, 27)
