@@ -4,7 +4,7 @@ They use these parts of an edited train_gpt.py: Trainer.train_step, .train, .exp
 .batches, .groups, .parts, .config and .model, Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms,
 Runtime.all_reduce, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
 KEEP_FLOAT_MAX_NUMEL, "parts" of a checkpoint; and logits, forward, dtype and blocks of the model.
-This module builds on tinyruns.py.
+This module builds on loading.py.
 """
 
 import json
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from cli import write_shard
-from tinyruns import VAL, VAL_ROWS, load, read_shard
+from loading import VAL, VAL_ROWS, load, read_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 TRIALS = 12  # with other weights: a tensor that has no effect in any trial is called unused
@@ -70,25 +70,19 @@ def call_after(module, base, name, act):
 
 
 # === Whole runs ===
-def run_with_notes(script):
-    """Do the same as `python script`, and write notes on what the run does."""
-    lines = set()  # numbers of the script's executed lines
+def run_with_notes(script, watched=frozenset()):
+    """Do the same as `python script`, and write notes on what the run does. watched: numbers of the
+    script's lines; it is noted which of them are executed."""
     opened = set()  # files that Python code opened
-
-    def trace(frame, *_):
-        if frame.f_code.co_filename != str(script):
-            return None
-        lines.add(frame.f_lineno)
-        return trace
 
     def note_opened(event, arguments):
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             opened.add(os.path.abspath(os.fsdecode(arguments[0])))
 
-    threading.settrace(trace)
-    sys.settrace(trace)
+    lines = trace_lines(script, watched) if watched else set()
     module = load(script)
     note_steps(module)
+    sums = record_sums(module)
     export = module.Trainer.export_and_score
     module.Trainer.export_and_score = lambda run: [note_values(run), export(run)]
     sys.addaudithook(note_opened)
@@ -96,7 +90,31 @@ def run_with_notes(script):
     sys.settrace(None)
     write_note("lines", sorted(lines))
     write_note("opened", sorted(opened))
+    write_note("counted", sums[1:3])
     return code
+
+
+def trace_lines(script, watched):
+    """Return a set that will hold the numbers of those `watched` lines that were executed. Only
+    functions with watched lines that were not executed so far are traced, because that is slow."""
+    lines = set()
+    left = {}  # {code: its watched lines that were not executed}
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if event == "call":
+            if code.co_filename != str(script):
+                return None
+            if code not in left:
+                left[code] = {number for _, _, number in code.co_lines()} & watched
+        elif frame.f_lineno in left[code]:
+            left[code].remove(frame.f_lineno)
+            lines.add(frame.f_lineno)
+        return trace if left[code] else None
+
+    threading.settrace(trace)
+    sys.settrace(trace)
+    return lines
 
 
 def speed_up_clocks():
