@@ -9,6 +9,7 @@ import math
 import re
 import sys
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -27,6 +28,10 @@ RANDOM = 0.3  # nats: the same, if the ranks draw different random numbers, for 
 GRADIENT = 1e-4
 LATE = 1e-3  # nats, summed over a whole score
 GAP = 0.65  # share of a tensor's norm: storing one bit per weight has at best 0.60
+SHIFT = 0.5  # share of an error that is the same for all numbers: rounding has less than 0.1
+SHARE = 1e-3  # of the weights after a step in an average: a smaller one is rounding
+REST = 0.01  # of the way of training: more means that the export is no average of weights
+SAME_LOSS = 1e-3  # relative difference of the training loss and the score's loss
 TWO = {"ranks": 2, "GRAD_ACCUM_STEPS": 1, "WARMUP_STEPS": 0}
 
 
@@ -162,6 +167,8 @@ def first_runs(lab, base, noted):
         Run(lab, "other-validation", noted, DATA_PATH=other),
         Run(lab, "opposite-results", probes.run_with_opposite_results, **often),
         Run(lab, "not-read-ahead", noted, TRAIN_PREFETCH=0, VAL_PREFETCH=0),
+        Run(lab, "reads", probes.run_counting_reads, WARMUP_STEPS=0),
+        Run(lab, "compiled", probes.run_compiled, TORCH_COMPILE=1, VAL_LOSS_EVERY=4),
     ]
     for name in lab.given:
         runs.append(Run(lab, f"without-{name}", call_main, **{name: TINY.get(name)}))
@@ -176,6 +183,17 @@ def shuffle(tokens):
     return np.where(tokens < 3, tokens, random.integers(3, tokens.max() + 1, len(tokens)))
 
 
+def repeat_end(tokens, seq_len):
+    """Return the tokens of three sequences. The last eight tokens are the same as the eight before
+    them: a cache of what was seen has an entry for the end, whatever the length of its keys."""
+    tokens = tokens[: 3 * seq_len + 1].copy()
+    place = len(tokens) - 8
+    while place > 8 and min(tokens[place - 8 : place]) < probes.CONTROLS:  # a document ends there
+        place -= 1
+    tokens[-16:] = [*tokens[place - 8 : place]] * 2
+    return tokens
+
+
 LATE_RUNS = 6  # the least that late_runs() returns if two ranks can run
 
 
@@ -183,13 +201,16 @@ def late_runs(lab, runs, score_differs):
     """Return {name: Run} of the runs that need checkpoints or the artifact of earlier runs."""
     full, two = runs["full"], runs["two-ranks"]
     late = []
+    if find_drawn(runs["no-warm-up"]) == ["torch"] and not two.error:
+        late.append(Run(lab, "first-step", probes.run_first_step, WARMUP_STEPS=0))
+        late.append(Run(lab, "first-step-of-two", probes.run_first_step, **TWO))
     if not two.error:
         end = {"ITERATIONS": 2 * lab.steps, "MAX_WALLCLOCK_SECONDS": TIME_LIMIT}
         late.append(
             Run(lab, "clock", probes.run_with_step_clock, TIME_LIMIT / lab.steps, **TWO | end)
         )
     if score_differs:
-        short = lab.with_validation("short", lambda tokens: tokens[: 3 * lab.seq_len + 1])
+        short = lab.with_validation("short", lambda tokens: repeat_end(tokens, lab.seq_len))
         whole = lab.with_validation("whole", lambda tokens: tokens)
         look = probes.look_inside
         late.append(Run(lab, "sum", look, probes.sum_shares, full.folder, DATA_PATH=short))
@@ -217,8 +238,8 @@ def verify(lab, base, score_differs):
     print("tiny training runs (seconds for train_gpt.py, minutes for larger settings), ", end="")
     print("finished so far:", end="")
     lab.run_all(runs.values(), done=0, total=len(runs) + LATE_RUNS + 2 * score_differs)
-    for run in runs.values():
-        run.read()
+    for name in runs.keys() - {"reads", "compiled"}:  # these two leave no results
+        runs[name].read()
     full, again = runs["full"], runs["again"]
     if full.error:
         print()
@@ -242,16 +263,11 @@ def verify(lab, base, score_differs):
     yield from two_rank_verdicts(runs, facts.get("batch"), score_differs)
     yield resume_verdict(lab, runs)
     yield from clock_verdicts(lab, runs)
-    if "batch" in facts:
-        yield from model_verdicts(facts)
-        yield from score_verdicts(lab, full, facts, score_differs)
-    else:
-        yield "model", "FAULT", why_no_facts(runs["model"], facts)
-    if score_differs:
-        yield sum_verdict(runs["sum"])
-        yield scorer_verdict(runs["scorer"])
+    yield from model_verdicts(lab, runs, facts, score_differs)
+    yield from speed_verdicts(lab, runs)
     yield from setting_verdicts(full, runs)
     yield from file_verdicts(lab, full)
+    yield from trains_verdicts(runs, base)
     if base:
         yield from edit_verdicts(base, runs, changed)
 
@@ -284,18 +300,18 @@ def unseen_verdict(runs):
 
 
 def two_rank_verdicts(runs, batch, score_differs):
-    """Compare one rank, with 8 micro-steps, and two ranks, with one micro-step each."""
+    """Compare one rank, with several micro-steps, and two ranks, with one micro-step each."""
     alone, two = runs["no-warm-up"], runs["two-ranks"]
     fault = replica_fault(two)
     yield verdict("replicas", fault, "both ranks have the same weights after each step")
-    drawn = any(each["drawn"] for steps in read_step_notes(alone) for each in steps[:1])
-    kind, words = gradient_words(alone, two, drawn, batch)
+    drawn = find_drawn(alone)
+    kind, words = gradient_words(runs, drawn, batch)
     nats = RANDOM if drawn or kind == "note" else ROUNDING
     gap = "" if two.error else differences(alone, two, nats, with_score=False)
     if not (two.error or gap):
         # With --score-differs a rank may learn from what it has scored, so that the scores are
         # only similar.
-        gap = score_gap(alone.scores, two.scores, 1.0 if score_differs else nats)
+        gap = score_gap(alone, two, 1.0 if score_differs else nats)
     if kind == "FAULT" or gap:
         texts = [words] if words else []
         texts += [f"two ranks differ: {gap}"] if gap else []
@@ -305,28 +321,52 @@ def two_rank_verdicts(runs, batch, score_differs):
     yield optimizer_verdict(read_step_notes(alone)[0])
 
 
-def score_gap(one, two, nats):
-    """Compare the scores (nats, bits per byte) of one rank and of two ranks that trained alike.
-    Return in words what differs; empty if nothing does."""
+def score_gap(alone, two, nats):
+    """Compare the scores of a run of one rank and of a run of two ranks that trained alike. Return
+    in words what differs; empty if nothing does."""
     where = "although training is the same: see BatchPlan.val and Validation"
-    if abs(one[0] / one[1] * two[1] / two[0] - 1) > 1e-6:
+    counts = [read_note(run, "counted") for run in (alone, two)]  # [bytes, targets] each
+    if all(counts) and counts[0][1] != counts[1][1]:
+        one, both = (f"{count[1]:.0f}" for count in counts)
+        return f"the final score counts {one} targets on one rank, and {both} on two, {where}"
+    (nats1, bpb1), (nats2, bpb2) = alone.scores, two.scores
+    if abs(nats1 / bpb1 * bpb2 / nats2 - 1) > 1e-6:
         return f"the scores have different bytes per target, {where}"
-    if abs(one[0] - two[0]) > nats:
-        return f"the scores are {one[0]:.4f} and {two[0]:.4f} nats, {where}"
+    if abs(nats1 - nats2) > nats:
+        return f"the scores are {nats1:.4f} and {nats2:.4f} nats, {where}"
     return ""
 
 
-def gradient_words(alone, two, drawn, batch):
-    """Compare the gradients that optimizers get in step 1. Return (FAULT, note or ok; which
-    gradients differ and why)."""
-    try:
-        ones, twos = (run.tensors("notes/first0.pt") for run in (alone, two))
-        others = two.tensors("notes/first1.pt")
-    except OSError:  # a run ended before step 1
-        return "ok", ""
+def find_drawn(run):
+    """Return which generators of random numbers step 1 of a run draws from."""
+    kinds = "Python", "numpy", "torch"
+    drawn = [step["drawn"] for steps in read_step_notes(run) for step in steps[:1]]
+    return [kind for kind, *each in zip(kinds, *drawn, strict=False) if any(each)]
+
+
+def first_gradients(alone, two):
+    """Return {name: gradient that the optimizers get in step 1} of one rank, and of two ranks."""
+    ones, twos = (run.tensors("notes/first0.pt") for run in (alone, two))
+    others = two.tensors("notes/first1.pt")
     if gradient_gaps(twos, others):  # each rank keeps its own gradients: an optimizer adds them
         twos = {name: grad + others.get(name, 0) for name, grad in twos.items()}
-    gaps = {} if drawn else gradient_gaps(ones, twos)
+    return ones, twos
+
+
+def gradient_words(runs, drawn, batch):
+    """Compare the gradients that optimizers get in step 1 of one rank and of two ranks. Return
+    (FAULT, note or ok; which gradients differ and why). If torch draws random numbers, they are
+    constants in the compared runs; other random numbers make them incomparable."""
+    alone, two = runs["no-warm-up"], runs["two-ranks"]
+    same_rows = not two.error and alone.steps[1][1] == two.steps[1][1]
+    gaps = {}
+    with suppress(OSError):  # a run ended before step 1
+        if not drawn:
+            gaps = gradient_gaps(*first_gradients(alone, two))
+        elif "first-step" in runs:
+            ones, twos = first_gradients(runs["first-step"], runs["first-step-of-two"])
+            if all(grad.isfinite().all() for grad in ones.values()):
+                gaps = gradient_gaps(ones, twos)
     is_mean = not batch or abs(batch["loss"] - batch["mean"]) <= 1e-5 * abs(batch["loss"])
     means = ""
     if not is_mean and len({*batch["targets"]}) > 1:
@@ -336,8 +376,8 @@ def gradient_words(alone, two, drawn, batch):
         return "note" if means else "ok", means
     name, more = next(iter(gaps)), f" (and of {len(gaps) - 1} more)" * (len(gaps) > 1)
     words = f"in step 1 the gradient of {name}{more} differs by {gaps[name]:.2g} of its size "
-    words += "between one rank with 8 micro-steps and two with 1"
-    if is_mean or means or two.error or alone.steps[1][1] != two.steps[1][1]:
+    words += "between one rank with several micro-steps and two with 1"
+    if is_mean or means or not same_rows:
         return "FAULT", f"{words}: {means}".removesuffix(": ")
     why = "GPT.forward returns another mean loss for larger batches. This is correct for a loss "
     why += "that balances experts; otherwise, sequences or targets are counted wrongly"
@@ -420,7 +460,23 @@ def negative_rates(steps):
     return f"learning rates of {', '.join(sorted(below))} fall below 0" if below else ""
 
 
-def model_verdicts(facts):
+def model_verdicts(lab, runs, facts, score_differs):
+    """Judge what the model of the run "model" showed, and the score."""
+    if "batch" in facts:
+        yield from weight_verdicts(facts)
+        yield from loss_verdicts(runs["full"], facts)
+        yield from sight_verdicts(facts["sight"])
+        yield from artifact_verdicts(facts)
+        yield from score_verdicts(lab, runs["full"], facts, score_differs)
+    else:
+        yield "model", "FAULT", why_no_facts(runs["model"], facts)
+    if score_differs:
+        yield sum_verdict(runs["sum"])
+        yield scorer_verdict(runs["scorer"])
+
+
+def weight_verdicts(facts):
+    """Judge the trained, exported and stored weights."""
     yield verdict("trained", cli.join_some(facts["untrained"]), "training changes every weight")
     if facts["kept"]:
         words = "training changes these weights, but they are exported with their initial values"
@@ -430,16 +486,89 @@ def model_verdicts(facts):
         yield "whole", "FAULT", f"{cli.join_some(facts['foreign'])}: {words}"
     name, gap = max(facts["gaps"].items(), key=lambda pair: pair[1], default=("none", 0.0))
     text = f"stored tensors differ from the exported ones by up to {gap:.2g} of their norm: {name}"
-    yield verdict("stored", "" if gap <= GAP else text, text)
-    yield from sight_verdicts(facts["sight"])
+    fault = "" if gap <= GAP else text
+    shifted, shift = max(facts["shifts"].items(), key=lambda pair: pair[1], default=("none", 0.0))
+    if not fault and shift > SHIFT:
+        fault = f"the stored numbers of {shifted} are shifted: the mean of their errors is "
+        fault += f"{shift:.2g} of the errors' root mean square, where rounding has less than 0.1"
+    yield verdict("stored", fault, text)
+    if facts.get("rest", 1.0) <= REST:
+        yield average_verdict(facts["average"])
+
+
+def average_verdict(shares):
+    """Judge which share the initial weights and those after each step have in the export."""
+    total = sum(shares)
+    places = ["the initial weights", *(f"step {i}" for i in range(1, len(shares)))]
+    pairs = zip(places, shares, strict=True)
+    used = {place: share for place, share in pairs if abs(share) > SHARE}
+    if [*used] == places[-1:] and abs(total - 1) <= 5 * SHARE:
+        return "average", "ok", "the exported weights are those after the last step"
+    text = "the exported weights consist of those of "
+    text += cli.join_some([f"{place} ({share:.1%})" for place, share in used.items()], 24)
+    if abs(total - 1) > 5 * SHARE:
+        return "average", "FAULT", f"{text}; the shares add up to {total:.4f}"
+    words = odd_shares(shares, used)
+    return "average", "note" if words else "ok", "; ".join([text, *words])
+
+
+def odd_shares(shares, used):
+    """Return in words what is unusual in the shares of an average."""
+    words = []
+    last = len(shares) - 1
+    if f"step {last}" not in used:
+        words.append("the weights after the last step have no share: does the average take the "
+                     "weights before the optimizers have stepped?")  # fmt: skip
+    decay = 1 - shares[-1]
+    moving = [decay**last, *((1 - decay) * decay ** (last - i) for i in range(1, last + 1))]
+    is_moving = all(abs(a - b) < 2 * SHARE for a, b in zip(shares, moving, strict=True))
+    if "the initial weights" in used and not is_moving:
+        words.append("do the initial weights belong to it?")
+    for place, share in used.items():
+        others = [each for name, each in used.items() if name != place]
+        if len(others) >= 3 and max(others) - min(others) < SHARE < abs(share - others[0]):
+            words.append(f"is the share of {place} intended? All others are equal")
+    return words
+
+
+def loss_verdicts(full, facts):
+    """Compare the training loss of the last step with the score's loss of the same sequences."""
+    if "score_loss" not in facts:
+        return
+    step = max(full.steps)
+    trained, scored = full.steps[step][0], facts["score_loss"]
+    text = f"with the same weights, the sequences of step {step} have the training loss "
+    text += f"{trained:.5g} and the score's loss {scored:.5g}"
+    if abs(trained - scored) <= SAME_LOSS * scored:
+        yield "loss", "ok", text
+        return
+    why = "this is right for dropout, an added loss, smoothed or hidden targets; otherwise, logits "
+    why += "are computed in another way, inputs hold targets, or the loss is divided wrongly"
+    yield "loss", "note", f"{text}: {why}"
+
+
+def artifact_verdicts(facts):
     yield dtype_verdict(facts["wide"])
+    faults = []
+    if facts["unused"]:
+        faults.append(f"no logit depends on {cli.join_some(facts['unused'])}")
+    if facts["twice"]:
+        words = "the same memory as another tensor, so it is stored twice"
+        faults.append(f"{cli.join_some(facts['twice'])}: {words}")
     good = f"logits depend on each of the {facts['tensors']} stored tensors"
-    yield verdict("artifact", cli.join_some(facts["unused"]), good)
+    yield verdict("artifact", "; ".join(faults), good)
 
 
 def sight_verdicts(sight):
     """Judge which tokens logits depend on, in sequences of the script's own length."""
     where = f"of two sequences of {sight['length']} tokens"
+    if sight.get("random"):
+        yield (
+            "look-ahead",
+            "FAULT",
+            "two equal calls of logits return different values in eval mode",
+        )
+        return
     ignored = cli.join_some(sight["ignored"])
     fault = ignored and f"logits do not depend on their own token at positions {ignored} {where}"
     yield verdict("own-token", fault, "logits depend on the token at their own position")
@@ -510,9 +639,10 @@ def sum_verdict(run):
     sums = read_note(run, "facts").get("shares", [])
     if not any(math.isfinite(each) for each in sums):
         return "sum", "note", run.error or "a target cannot be scored alone"
-    text = "the probabilities of all values add up to {:.6f} for the last target and to {:.6f} for "
-    text = (text + "the first one").format(*sums)
-    return verdict("sum", text if max(sums) > 1 + 2e-4 else "", text)
+    text = "the probabilities of all values add up to {:.6f} for the last target alone, to {:.6f} "
+    text += "for the first one alone, and to {:.6f} for the last one if all others are scored, too"
+    text = text.format(*sums)
+    return verdict("sum", text if any(each > 1 + 2e-4 for each in sums) else "", text)
 
 
 def scorer_verdict(run):
@@ -535,21 +665,92 @@ def setting_verdicts(full, runs):
 
 def file_verdicts(lab, run):
     """Yield a note on files that the run opened or left and that a usual run does not have."""
-    known = rf"({sys.prefix}|{sys.base_prefix}|/proc|/sys|/dev|/etc)/|.*\.pyc?(\.\d+)?$"
-    known += rf"|{lab.script}$|{lab.data}[-\w]*/"
+    script, data, own = (re.escape(str(path)) for path in (lab.script, lab.data, run.folder))
+    known = rf".*\.pyc?(\.\d+)?$|{script}$|{data}[-\w]*/"
     known += rf"(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
-    known += rf"|{run.folder}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
+    known += rf"|{own}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
+    # The temporary folder of the runs may be in one of these folders, for example in /dev/shm.
+    systems = f"{sys.prefix}/", f"{sys.base_prefix}/", "/proc/", "/sys/", "/dev/", "/etc/"
     files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
-    files = [path for path in {*files, *read_note(run, "opened")} if not re.match(known, path)]
+    files |= {
+        path
+        for path in read_note(run, "opened")
+        if path.startswith(f"{run.folder.parent}/") or not path.startswith(systems)
+    }
+    files = [path for path in files if not re.match(known, path)]
     if files:
         names = sorted(path.removeprefix(f"{run.folder}/") for path in files)
         words = "a usual run does not open or leave these files; is that intended?"
         yield "files", "note", f"{cli.join_some(names)}: {words}"
 
 
+def trains_verdicts(runs, base):
+    """Say which optimizer trains which matrix. If there is a base, yield a note on the parameters
+    that it lacks or that another optimizer trains there."""
+    trains = {name: (by, tuple(shape)) for name, (by, shape) in trained_by(runs["full"]).items()}
+    before = trained_by(runs["base"]) if base else {}
+    new = {name: pair for name, pair in trains.items() if pair[0] != before.get(name, [0])[0]}
+    if before and new:
+        yield "trains", "note", f"other than in {base.name}, {group_names(new)}"
+    elif trains:
+        matrices = {name: pair for name, pair in trains.items() if len(pair[1]) > 1}
+        yield "trains", "ok", group_names(matrices)
+
+
+def trained_by(run):
+    """Return {name of a parameter: [the optimizer that trains it, its shape]}."""
+    return read_note(run, "trains")
+
+
+def group_names(trains):
+    """Return in words what trains what. Names that differ only in numbers are one group."""
+    counts = Counter((by, re.sub(r"\d+", "*", name), shape) for name, (by, shape) in trains.items())
+    words = []
+    for optimizer in dict.fromkeys(by for by, _, _ in counts):
+        parts = []
+        for (by, name, shape), count in counts.items():
+            if by == optimizer:
+                times = f", {count} times" if count > 1 else ""
+                parts.append(f"{name} ({' x '.join(map(str, shape))}{times})")
+        words.append(f"{optimizer} trains {', '.join(parts)}")
+    return "; ".join(words)
+
+
+def speed_verdicts(lab, runs):
+    """Yield what would make a GPU wait: values that the host reads in a step, and compiling."""
+    lines = lab.script.read_text("utf-8").splitlines()
+
+    def quote(number):
+        return f"line {number} `{lines[int(number) - 1].strip()}`" if int(number) else "a library"
+
+    run = runs["reads"]
+    reads = read_note(run, "reads")
+    if run.error:
+        yield "reads", "note", f"a run that counts values that the host reads ends: {run.error}"
+    elif reads:
+        words = [f"{quote(line)} (in {len(steps)} steps)" for line, steps in reads.items()]
+        why = "the host reads a value that the device computes, and on a GPU it waits there"
+        yield "reads", "note", f"{why}: {cli.join_some(words, 4)}"
+    else:
+        yield "reads", "ok", "in no step the host reads a value that the device computes"
+    run = runs["compiled"]
+    found = read_note(run, "compiled")
+    if run.error:
+        yield "compiles", "note", f"a run with TORCH_COMPILE=1 ends: {run.error}"
+    elif found:
+        places = [*dict.fromkeys(place for place, _, _ in found)]
+        _, line, reason = found[0]
+        guard = re.search(r"failure\(s\):\s*- (?:\d+/\d+: )?(.*)", reason)
+        why = f", because this does not hold: {guard[1].partition(' (HINT')[0]}" if guard else ""
+        text = f"torch.compile compiles again in {cli.join_some(places)}, "
+        text += f"first for {quote(line)}{cli.one_line(why)}"
+        yield "compiles", "note", text
+    else:
+        yield "compiles", "ok", "after the warm-up and the first validation, nothing is compiled"
+
+
 def edit_verdicts(base, runs, changed):
-    """Yield notes on what the edit changes, on what trains parameters that the base lacks, and on
-    lines of the edit that no run executed."""
+    """Yield notes on what the edit changes, and on lines of the edit that no run executed."""
     unedited = runs["base"]
     if unedited.error:
         text = unedited.error
@@ -561,12 +762,6 @@ def edit_verdicts(base, runs, changed):
         )
         text += differences(unedited, runs["full"]) or none
     yield "effect", "note", text
-    trains = read_note(runs["full"], "trains")
-    new = []
-    if not unedited.error:
-        new = [trains[name] for name in trains if name not in unedited.weights]
-    if new:
-        yield "trains", "note", cli.join_some(new, sign="; ")
     noted = [read_note(run, "lines", rank) for run in runs.values() for rank in run.ranks]
     missed = changed.keys() - {*chain(*noted)}
     if missed:

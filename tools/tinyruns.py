@@ -42,7 +42,7 @@ PROCESS_SECONDS = 3600  # after that, a process is ended
 TINY = {
     "ITERATIONS": 12, "WARMUP_STEPS": 3, "WARMDOWN_ITERS": 5, "MUON_MOMENTUM_WARMUP_STEPS": 6,
     "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 0, "MAX_WALLCLOCK_SECONDS": 0,
-    "TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 512, "VOCAB_SIZE": 512,
+    "TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 512, "VOCAB_SIZE": 384,
     "NUM_LAYERS": 5, "MODEL_DIM": 32, "NUM_HEADS": 2, "NUM_KV_HEADS": 1, "DEVICE": "cpu",
     "GRAD_ACCUM_STEPS": 4,
 }  # fmt: skip
@@ -73,7 +73,7 @@ def make_data(folder, seq_len, vocab_size):
         )  # fmt: skip
     except RuntimeError as error:
         raise ToolError(
-            f"VOCAB_SIZE={vocab_size}: the text is no good for a tokenizer of this size; try 512"
+            f"VOCAB_SIZE={vocab_size}: the text is no good for a tokenizer of this size; try 384"
         ) from error
     Path(folder, MODEL).write_bytes(model.getvalue())
     tokenizer = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
