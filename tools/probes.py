@@ -305,8 +305,15 @@ class ReadCounter(TorchDispatchMode):
         self.script = str(script)
         self.step = 0
         self.reads = {}
-        for name in ("tolist", "numpy", "cpu"):  # on a CPU these are no operations
-            setattr(torch.Tensor, name, self.counting(getattr(torch.Tensor, name)))
+        # On a CPU these are no operations.
+        self.methods = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu")}
+        for name, method in self.methods.items():
+            setattr(torch.Tensor, name, self.counting(method))
+
+    def restore(self):
+        """Set the methods of torch.Tensor that were replaced."""
+        for name, method in self.methods.items():
+            setattr(torch.Tensor, name, method)
 
     def counting(self, method):
         def read(tensor, *arguments, **named):
