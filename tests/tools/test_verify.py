@@ -52,6 +52,32 @@ def faulty_properties(found: dict[str, tuple[str, str]]) -> set[str]:
     return {name for name, (kind, _) in found.items() if kind == "FAULT"}
 
 
+BROKEN = parse_edits(["~x = x0 = rms_norm(x) => x = x0 = rms_norm(x"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--help"], 0, "EMA_DECAY=0.9"),
+        ([], 2, "give the script to check"),
+        (["none.py"], 2, "none.py: there is no such file"),
+        (["mine.py"], 1, "mine.py, line LINE: Python cannot read this line: '(' was never closed"),
+        ([ROOT / "train_gpt.py", "--base", "none.py"], 2, "none.py: there is no such file"),
+    ],
+)
+def test_wrong_use_is_answered_without_packages(
+    arguments: list, code: int, words: str, tmp_path: Path
+) -> None:
+    """Importing torch takes seconds, on a busy machine a minute."""
+    script = write_edited_script(tmp_path / "mine.py", BROKEN)
+    line = script.read_text("utf-8").split("x = x0 = rms_norm(x")[0].count("\n") + 1
+    words = words.replace("LINE", str(line))
+    command = [sys.executable, "-I", "-S", ROOT / "tools" / "verify.py", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code and words in done.stdout + done.stderr
+    assert done.stderr.count("\n") == (code > 0)
+
+
 @pytest.mark.slow
 def test_train_gpt_keeps_all_promises(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ITERATIONS", "7")  # the user's settings must not reach the tiny runs
