@@ -325,8 +325,9 @@ class ReadCounter(TorchDispatchMode):
         return read
 
     def note(self):
-        if self.step:
-            self.reads.setdefault(script_line(self.script), set()).add(self.step)
+        line = script_line(self.script)
+        if self.step and line is not None:
+            self.reads.setdefault(line, set()).add(self.step)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -367,19 +368,31 @@ class CompileCounter:
         return self.compile(model, backend=self.backend, **kept)
 
     def backend(self, graph, _):
-        if self.place:
-            line = script_line(self.script)
+        line = script_line(self.script)
+        if self.place and line is not None:
             self.found.append((self.place, line, self.reasons[-1] if self.reasons else ""))
         self.reasons.clear()
         return graph.forward
 
 
 def script_line(script):
-    """Return the number of the script's line that is being executed; 0 if there is none."""
+    """Return the number of the script's line that is being executed, 0 if there is none. Return
+    None if a function that asks for the kind of device has called it: on a GPU another one may be
+    called."""
+    line = 0
     frame = sys._getframe()
-    while frame and frame.f_code.co_filename != script:
+    while frame and frame.f_code.co_name not in ("train", "warm_up"):
+        code = frame.f_code
+        if code.co_filename == script:
+            line = line or frame.f_lineno
+            if {"is_cuda", "is_cpu", "cuda"} & {*code.co_names} or {"cuda", "cpu"} & texts(code):
+                return None
         frame = frame.f_back
-    return frame.f_lineno if frame else 0
+    return line
+
+
+def texts(code):
+    return {each for each in code.co_consts if isinstance(each, str)}
 
 
 def run_compiled(script):

@@ -242,15 +242,15 @@ def test_a_shift_is_told_from_rounding_and_from_weights_stored_as_zero() -> None
 def test_a_read_of_a_device_is_told_from_one_of_a_number_on_the_host(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     lines = ["x = weight.sum()", "torch.rand(1).item()", "float(x)", "x.tolist()", "weight[x > 0]"]
+    lines += ["def attend(): x.is_cuda or x.tolist()  # this may be for a CPU only", "attend()"]
     script.write_text("\n".join(lines))
     weight = torch.ones(3)
+    code = compile(script.read_text(), str(script), "exec")
     mode = probes.ReadCounter(script)
     mode.step = 1
     try:
         with mode:
-            exec(
-                compile(script.read_text(), str(script), "exec"), {"torch": torch, "weight": weight}
-            )
+            exec(code, {"torch": torch, "weight": weight})
     finally:
         mode.restore()
     assert mode.reads == {3: {1}, 4: {1}, 5: {1}}
