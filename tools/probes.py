@@ -4,10 +4,11 @@ They use these parts of an edited train_gpt.py: Trainer.train_step, .train, .exp
 .batches, .groups, .parts, .config and .model, Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms,
 Runtime.all_reduce, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
 KEEP_FLOAT_MAX_NUMEL, "parts" of a checkpoint; and logits, forward, dtype and blocks of the model.
-This module builds on tinyruns.py.
+This module builds on loading.py.
 """
 
 import json
+import logging
 import math
 import os
 import random
@@ -16,7 +17,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -25,12 +26,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from cli import write_shard
-from tinyruns import VAL, VAL_ROWS, load, read_shard
+from loading import VAL, VAL_ROWS, load, read_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 TRIALS = 12  # with other weights: a tensor that has no effect in any trial is called unused
 FIRST_POSITIONS = 24  # of a sequence, all of which are tested
 RANDOM_POSITIONS = 12  # further positions that are tested
+FIT_NUMBERS = 100_000  # of all weights: so many are enough to find what an average is made of
 CONTROLS = 3  # the first token ids are control tokens: unknown, begin, end
 
 
@@ -70,25 +74,19 @@ def call_after(module, base, name, act):
 
 
 # === Whole runs ===
-def run_with_notes(script):
-    """Do the same as `python script`, and write notes on what the run does."""
-    lines = set()  # numbers of the script's executed lines
+def run_with_notes(script, watched=frozenset()):
+    """Do the same as `python script`, and write notes on what the run does. watched: numbers of the
+    script's lines; it is noted which of them are executed."""
     opened = set()  # files that Python code opened
-
-    def trace(frame, *_):
-        if frame.f_code.co_filename != str(script):
-            return None
-        lines.add(frame.f_lineno)
-        return trace
 
     def note_opened(event, arguments):
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             opened.add(os.path.abspath(os.fsdecode(arguments[0])))
 
-    threading.settrace(trace)
-    sys.settrace(trace)
+    lines = trace_lines(script, watched) if watched else set()
     module = load(script)
     note_steps(module)
+    sums = record_sums(module)
     export = module.Trainer.export_and_score
     module.Trainer.export_and_score = lambda run: [note_values(run), export(run)]
     sys.addaudithook(note_opened)
@@ -96,7 +94,31 @@ def run_with_notes(script):
     sys.settrace(None)
     write_note("lines", sorted(lines))
     write_note("opened", sorted(opened))
+    write_note("counted", sums[1:3])
     return code
+
+
+def trace_lines(script, watched):
+    """Return a set that will hold the numbers of those `watched` lines that were executed. Only
+    functions with watched lines that were not executed so far are traced, because that is slow."""
+    lines = set()
+    left = {}  # {code: its watched lines that were not executed}
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if event == "call":
+            if code.co_filename != str(script):
+                return None
+            if code not in left:
+                left[code] = {number for _, _, number in code.co_lines()} & watched
+        elif frame.f_lineno in left[code]:
+            left[code].remove(frame.f_lineno)
+            lines.add(frame.f_lineno)
+        return trace if left[code] else None
+
+    threading.settrace(trace)
+    sys.settrace(trace)
+    return lines
 
 
 def speed_up_clocks():
@@ -145,7 +167,7 @@ def note_steps(module):
             groups = optimizer.param_groups
             stepped.append((name, [float(group["lr"]) for group in groups]))
             for p in [p for group in groups for p in group["params"] if is_first and p in names]:
-                trains[names[p]] = f"{name} trains {names[p]} {tuple(p.shape)}"
+                trains[names[p]] = name, tuple(p.shape)
                 if p.grad is not None:
                     gradients.setdefault(names[p], p.grad.detach().clone())
 
@@ -158,7 +180,8 @@ def note_steps(module):
             torch.save(gradients, f"notes/first{rank()}.pt")
         state = [*run.model.parameters(), *run.model.buffers()]
         crc = zlib.crc32(b"".join(t.detach().numpy().tobytes() for t in state))
-        note = {"crc": crc, "stepped": stepped, "drawn": seeded_states != after}
+        drawn = [a != b for a, b in zip(seeded_states, after, strict=False)]
+        note = {"crc": crc, "stepped": stepped, "drawn": drawn}
         note |= {"before": before, "after": after}
         with open(f"notes/steps{rank()}.jsonl", "a") as file:
             print(json.dumps(note), file=file)
@@ -198,6 +221,211 @@ def run_with_step_clock(script, pace):
     return module.main([], os.environ)
 
 
+def run_first_step(script):
+    """Make step 1 without random numbers of torch, and write a note of its gradients."""
+    module = load(script)
+    note_steps(module)
+    step = module.Trainer.train_step
+
+    def first_step(run, *rest):
+        with suppress(NotImplementedError), WithoutRandomNumbers():
+            step(run, *rest)
+        os._exit(0)
+
+    module.Trainer.train_step = first_step
+    return module.main([], os.environ)
+
+
+class WithoutRandomNumbers(TorchDispatchMode):
+    """Replace each random number by a constant, so that no result depends on shapes or ranks.
+    Raises NotImplementedError for an operation whose numbers it cannot replace."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        state = torch.get_rng_state()
+        out = func(*args, **kwargs)
+        if torch.equal(torch.get_rng_state(), state):
+            return out  # for example attention without dropout
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name == "bernoulli":  # the mean, so that dropout does nothing
+            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+            return out.fill_(p) if func.overloadpacket.__name__ == "bernoulli_" else args[0].clone()
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        constants = {"rand": 0.5, "rand_like": 0.5, "uniform": 0.5, "randn": 0.0, "randn_like": 0.0}
+        constants |= {"normal": 0.0, "normal_functional": 0.0}
+        if name in constants:
+            return out.fill_(constants[name])
+        raise NotImplementedError(name)
+
+
+def run_counting_reads(script):
+    """Write a note {line: the steps in which the line made the host read a value that a device
+    computes}. On a GPU, the host would wait there. (one_hot reads its argument only on a CPU.)"""
+    one_hot = F.one_hot
+    F.one_hot = lambda t, n=-1: one_hot(t) if n < 0 else (t[..., None] == torch.arange(n)).long()
+    module = load(script)
+    mode = ReadCounter(script)
+    begin, step = module.Trainer.__init__, module.Trainer.train_step
+
+    def make(run, *arguments):
+        with mode:  # optimizers may create numbers on the host
+            begin(run, *arguments)
+
+    def train_step(run, *rest):
+        mode.step += 1
+        with mode:
+            step(run, *rest)
+
+    def end(run):
+        write_note("reads", {line: sorted(steps) for line, steps in mode.reads.items()})
+        os._exit(0)
+
+    module.Trainer.__init__ = make
+    module.Trainer.train_step = train_step
+    module.Trainer.export_and_score = end
+    return module.main([], os.environ)
+
+
+class ReadCounter(TorchDispatchMode):
+    """Notes in which lines of the script values of tensors are read in a step.
+
+    What is computed only from new tensors without a device, for example from torch.rand(1), is on
+    the host on a GPU, too. Such tensors are marked, and reading them does not count."""
+
+    OPERATIONS = {
+        "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",
+        "unique_consecutive",
+    }  # fmt: skip
+
+    def __init__(self, script):
+        super().__init__()
+        self.script = str(script)
+        self.step = 0
+        self.reads = {}
+        # On a CPU these are no operations.
+        self.methods = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu")}
+        for name, method in self.methods.items():
+            setattr(torch.Tensor, name, self.counting(method))
+
+    def restore(self):
+        """Set the methods of torch.Tensor that were replaced."""
+        for name, method in self.methods.items():
+            setattr(torch.Tensor, name, method)
+
+    def counting(self, method):
+        def read(tensor, *arguments, **named):
+            is_active = torch.utils._python_dispatch._get_current_dispatch_mode() is self
+            if is_active and not hasattr(tensor, "made_on_host"):
+                self.note()
+            return method(tensor, *arguments, **named)
+
+        return read
+
+    def note(self):
+        line = script_line(self.script)
+        if self.step and line is not None:
+            self.reads.setdefault(line, set()).add(self.step)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = [t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)]
+        name = func.overloadpacket.__name__
+        on_host = name == "lift_fresh" or all(hasattr(t, "made_on_host") for t in given)
+        masks = name in ("index", "index_put_") and any(
+            t is not None and t.dtype == torch.bool for t in args[1]
+        )
+        if not on_host and (masks or name in self.OPERATIONS):
+            self.note()
+        for t in tree_leaves(out):
+            if torch.is_tensor(t):
+                if on_host:
+                    t.made_on_host = True
+                elif hasattr(t, "made_on_host"):  # a device's value was written into it
+                    del t.made_on_host
+        return out
+
+
+class CompileCounter:
+    """Replaces torch.compile: nothing is compiled, but what would be is noted."""
+
+    def __init__(self, script):
+        self.script = str(script)
+        self.place = ""  # what the run does; empty: something that may compile
+        self.found = []  # [(place, line of the script, why it is compiled again)]
+        self.reasons = []
+        self.compile = torch.compile
+        torch.compile = self.replacement
+        torch._logging.set_logs(recompiles=True)
+        handler = logging.Handler()
+        handler.emit = lambda record: self.reasons.append(record.getMessage())
+        logging.getLogger("torch._dynamo.guards.__recompiles").addHandler(handler)
+
+    def replacement(self, model=None, **named):
+        kept = {name: named[name] for name in named.keys() & {"fullgraph", "dynamic", "disable"}}
+        return self.compile(model, backend=self.backend, **kept)
+
+    def backend(self, graph, _):
+        line = script_line(self.script)
+        if self.place and line is not None:
+            self.found.append((self.place, line, self.reasons[-1] if self.reasons else ""))
+        self.reasons.clear()
+        return graph.forward
+
+
+def script_line(script):
+    """Return the number of the script's line that is being executed, 0 if there is none. Return
+    None if a function that asks for the kind of device has called it: on a GPU another one may be
+    called."""
+    line = 0
+    frame = sys._getframe()
+    while frame and frame.f_code.co_name not in ("train", "warm_up"):
+        code = frame.f_code
+        if code.co_filename == script:
+            line = line or frame.f_lineno
+            if {"is_cuda", "is_cpu", "cuda"} & {*code.co_names} or {"cuda", "cpu"} & texts(code):
+                return None
+        frame = frame.f_back
+    return line
+
+
+def texts(code):
+    return {each for each in code.co_consts if isinstance(each, str)}
+
+
+def run_compiled(script):
+    """Train and validate with a CompileCounter, and write a note of what is compiled in steps and
+    validations after the first ones."""
+    counter = CompileCounter(script)
+    module = load(script)
+    begun = []  # what the run has done
+
+    def within(method, name):
+        def call(run, *arguments):
+            again = name in begun  # the first of a kind may compile
+            begun.append(name)
+            counter.place = name.format(run.step + 1) if again else ""
+            method(run, *arguments)
+            counter.place = ""
+
+        return call
+
+    def end(_):
+        write_note("compiled", counter.found)
+        os._exit(0)
+
+    kind = module.Trainer
+    warm_up = module.warm_up
+    # What the warm-up compiles is what it is for.
+    module.warm_up = lambda run: [warm_up(run), begun.clear(), counter.found.clear()]
+    kind.train_step = within(kind.train_step, "step {}")
+    kind.validate = within(kind.validate, "a validation")
+    kind.export_and_score = end
+    return module.main([], os.environ)
+
+
 def run_with_opposite_results(script):
     """Run with validations that report the opposite. No weight may depend on them."""
     module = load(script)
@@ -229,9 +457,13 @@ def look_inside(script, look, full):
         foreign = sorted(run.model.load_state_dict(stored, strict=False).unexpected_keys)
         least = getattr(module, "MIN_SCALE", 0.0)
         facts = {"foreign": foreign, "gaps": find_gaps(stored, exported, least)}
-        last = max((full / "checkpoints" / full.name).glob("step_*.pt"))
-        trained = torch.load(last, "cpu", weights_only=True)["parts"]["model"]
-        facts |= find_untrained(run, begun, trained, exported)
+        facts["shifts"] = find_shifts(stored, exported)
+        files = sorted((full / "checkpoints" / full.name).glob("step_*.pt"))
+        after = [torch.load(file, "cpu", weights_only=True)["parts"]["model"] for file in files]
+        facts |= find_untrained(run, begun, after[-1], exported)
+        facts |= find_average([begun, *after], exported)
+        facts |= find_score_loss(run, after)
+        run.model.load_state_dict(stored, strict=False)
         facts |= look(module, run, stored)
         write_note("facts", facts)
         os._exit(0)
@@ -253,6 +485,67 @@ def find_gaps(stored, exported, least=0.0):
             apart = (stored[name].double() - t.double()).abs() - least / 2
             gaps[name] = apart.clamp(min=0.0).norm().item() / size
     return gaps
+
+
+def find_shifts(stored, exported):
+    """Return {name: how much of the stored matrix's error is the same everywhere}: 1 if all numbers
+    are shifted by the same amount, about 0 if they are rounded.
+
+    What an error has in common with the weights themselves, for example if small weights are stored
+    as 0, is no shift."""
+    shifts = {}
+    for name, t in exported.items():
+        if t.ndim < 2 or t.numel() < 500 or name not in stored or stored[name].shape != t.shape:
+            continue
+        weights = t.double().flatten()
+        error = stored[name].double().flatten() - weights
+        size = error.square().mean().sqrt()
+        if size > 1e-4 * weights.square().mean().sqrt():
+            spread = weights - weights.mean()
+            slope = (error * spread).sum() / spread.square().sum().clamp(min=1e-30)
+            shifts[name] = float((error.mean() - slope * weights.mean()).abs() / size)
+    return shifts
+
+
+def find_average(states, exported):
+    """Return the share that each of the `states` (the initial weights, and those after each step)
+    has in the exported weights, by least squares; and the rest that this does not explain, relative
+    to the way that training went."""
+    names = [name for name in states[0] if all(name in each for each in (*states, exported))]
+    names = [name for name in names if len({each[name].shape for each in states}) == 1]
+    names = [name for name in names if exported[name].shape == states[0][name].shape]
+    if not names:
+        return {}
+    columns = []
+    for each in (*states, exported):
+        column = torch.cat([each[name].detach().double().flatten() for name in names])
+        columns.append(column[:: 1 + len(column) // FIT_NUMBERS])
+    *columns, wanted = columns
+    matrix = torch.stack(columns, 1)
+    way = float((columns[-1] - columns[0]).norm())
+    shares = torch.linalg.lstsq(matrix, wanted[:, None], driver="gelsd").solution
+    rest = float((matrix @ shares - wanted[:, None]).norm()) / max(way, 1e-30)
+    return {"average": shares.flatten().tolist(), "rest": rest}
+
+
+def find_score_loss(run, after):
+    """Return the loss of the sequences of the last training step that follows from the logits, in
+    eval mode and with the weights from before that step. after: the state after each step."""
+    try:
+        run.model.load_state_dict(after[-2])
+        run.step = len(after) - 1
+        run.model.eval()
+        with closing(run.batches()) as batches:
+            pairs = [(b.x.clone(), b.y.clone()) for b in islice(batches, run.runtime.micro_steps)]
+        logits = [run.model.logits(x).float().flatten(0, 1) for x, _ in pairs]
+        nats = [
+            float(F.cross_entropy(z, y.flatten())) for z, (_, y) in zip(logits, pairs, strict=True)
+        ]
+        return {"score_loss": sum(nats) / len(nats)}
+    except Exception:  # the edited functions may have other arguments
+        return {}
+    finally:
+        run.step = 0
 
 
 def find_untrained(run, begun, trained, exported):
@@ -302,7 +595,7 @@ def find_facts(module, run, stored, length):
         facts["sight"] = find_sight(longer, rows)
     except Exception as error:  # the edited model may be built in another way
         facts["sight"] = find_sight(model, x[:2]) | {"short": repr(error)[:200]}
-    facts["unused"] = find_unused(model, x, stored, run.config.vocab_size)
+    facts |= find_unused(model, x, stored, run.config.vocab_size)
     return facts
 
 
@@ -353,8 +646,9 @@ def compare_losses(run):
             copies = [(batch.x.clone(), batch.y.clone()) for batch in islice(batches, 4)]
         x, y = map(torch.cat, zip(*copies, strict=True))
         run.model.train()
-        losses = [float(run.model(x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
-        loss = float(run.model(x, y))
+        with WithoutRandomNumbers():
+            losses = [float(run.model(x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
+            loss = float(run.model(x, y))
     except Exception:  # forward may have other arguments
         return {}
     return {"targets": (y >= 0).sum(1).tolist(), "loss": loss, "mean": sum(losses) / len(losses)}
@@ -383,13 +677,15 @@ def find_wide(module, run, stored):
 
 def find_sight(model, x):
     """Return which positions of two sequences, counted through both, have logits that change with
-    later tokens ("leaks"), and which have logits that do not depend on their own token ("ignored").
-    x: (2, length)"""
+    later tokens ("leaks"), and which have logits that do not depend on their own token ("ignored");
+    or "random", if equal calls return different logits. x: (2, length)"""
     length = x.size(1)
     last = 2 * length - 1
     positions = {*range(FIRST_POSITIONS), length // 2, length - 2, length - 1, length, last - 1}
     positions |= {*torch.randint(last, (RANDOM_POSITIONS,)).tolist()}
     plain = model.logits(x.clone()).flatten(0, 1)
+    if not torch.equal(model.logits(x.clone()).flatten(0, 1), plain):
+        return {"leaks": [], "ignored": [], "length": length, "random": True}
     # With other tokens, attention inside documents multiplies matrices of other shapes, so that
     # sums are rounded differently.
     rounding = 1e-5 * max(1.0, plain.abs().max().item())
@@ -432,7 +728,7 @@ def find_unused(model, x, stored, vocab_size):
         if not names:
             break
         randomize(model)
-    return twice + names
+    return {"twice": twice, "unused": names}
 
 
 # === Tests of the final score: the validation split is changed, targets are hidden ===
@@ -462,45 +758,71 @@ def find_late(module, run, stored):
     return {"late": found}
 
 
-def sum_shares(module, run, stored):
-    """Return two sums of probabilities: those of all values of the last target, and of the first
-    target, each when it is the only target scored. A scorer that predicts a token only from
-    earlier tokens gives its values probabilities that add up to 1, whatever its method. The sum
-    is nan if the score needs more targets or has another order."""
-    tokens = read_shard(val_path(run))
-    batches = set()  # the first sequence of each scored batch
-    left = set()  # the values of the targets that are not hidden
-    place = 0  # of the target in the split: -1 or 1; 0: no target is hidden
+class TargetChooser:
+    """Hides targets of the validation split from the score.
 
-    def hide(_, _plan, rows, _tokens, _x, y):
-        batches.add(rows.start)
+    choice: which ones are scored: the "first" or the "last" one alone, "others": all but the last,
+    or "all".
+    """
+
+    def __init__(self, module):
+        self.choice = "all"
+        self.batches = set()  # the first sequence of each scored batch
+        self.chosen = set()  # values of the first or last target, as the score sees it
+        call_after(module, module.BatchPlan, "fill_xy", self.hide)
+
+    def hide(self, _, _plan, rows, _tokens, _x, y):
+        self.batches.add(rows.start)
         targets = y.reshape(-1)  # a view
         places = np.flatnonzero(np.asarray(targets) >= 0)
-        batch, kept = (min(batches), places[:1]) if place > 0 else (max(batches), places[-1:])
-        if place:
-            kept = kept[: rows.start == batch]
-            left.update(targets[kept].tolist())
-            targets[np.setdiff1d(places, kept)] = -100
+        if self.choice == "first":
+            chosen = places[:1] if rows.start == min(self.batches) else places[:0]
+        else:
+            chosen = places[-1:] if rows.start == max(self.batches) else places[:0]
+        self.chosen.update(targets[chosen].tolist())
+        if self.choice == "others":
+            targets[chosen] = -100
+        elif self.choice != "all":
+            targets[np.setdiff1d(places, chosen)] = -100
 
-    call_after(module, module.BatchPlan, "fill_xy", hide)
-    score_artifact(module, run, stored)  # fills `batches`
-    sums = []
-    for place in (-1, 1):
-        shares = []
+
+def sum_shares(module, run, stored):
+    """Return three sums of probabilities: those of all values of the last target and of the first
+    target, each when it is the only target scored, and those of the last target when all others
+    are scored, too. A scorer that predicts a token only from earlier tokens gives its values
+    probabilities that add up to 1, whatever its method. A sum is nan if the score needs more
+    targets or has another order."""
+    tokens = read_shard(val_path(run))
+    sums = record_sums(module)
+    chooser = TargetChooser(module)
+    score_artifact(module, run, stored)  # fills chooser.batches
+
+    def find_nats(choice, place, token):
+        """Return the nats of the targets of this choice if the token at `place` is replaced."""
+        changed = tokens.copy()
+        changed[place] = token
+        write_shard(val_path(run), changed)
+        chooser.choice = choice
+        chooser.chosen.clear()
+        sums[:] = [math.nan]
+        try:
+            loss = score_artifact(module, run, stored)
+        except ZeroDivisionError:
+            return math.inf  # the token has no bytes, so the score has none
+        except Exception:
+            return math.nan
+        if token not in chooser.chosen or (choice != "all" and chooser.chosen != {token}):
+            return math.nan
+        return loss if choice in ("first", "last") else sums[0]
+
+    def add_shares(choice, place, known=0.0):
+        total = 0.0
         for token in range(run.config.vocab_size):
-            changed = tokens.copy()
-            changed[place] = token
-            write_shard(val_path(run), changed)
-            left.clear()
-            try:
-                shares.append(math.exp(-score_artifact(module, run, stored)))
-            except ZeroDivisionError:
-                continue  # the token has no bytes, so the score has none
-            except Exception:
-                shares.append(math.nan)
-            if left != {token}:
-                shares.append(math.nan)
-            if sum(shares) > 2:
-                break  # the fault is proved
-        sums.append(sum(shares))
-    return {"shares": sums}
+            total += math.exp(known - find_nats(choice, place, token))
+            if not total <= 2:
+                break  # the fault is proved, or the sum is nan
+        return total
+
+    others = find_nats("others", -1, int(tokens[-1]))
+    shares = [add_shares("last", -1), add_shares("first", 1), add_shares("all", -1, others)]
+    return {"shares": shares}

@@ -1,12 +1,12 @@
 """Tiny runs of an edited train_gpt.py on the CPU, for verify.py: their data, processes and results.
 
-This module builds on cli.py (errors, shards) and runs.py (reads the logs).
+This module builds on cli.py (errors, shards), loading.py and runs.py (reads the logs).
 """
 
 import argparse
 import ctypes
+import difflib
 import faulthandler
-import importlib.util
 import io
 import itertools
 import json
@@ -23,7 +23,6 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import numpy as np
@@ -33,17 +32,19 @@ import torch._dynamo
 import torch.distributed as dist
 import torch.profiler
 from cli import ToolError, write_shard
+from loading import VAL, VAL_ROWS, call_main, read_shard
 from runs import read_log
 
 RENDEZVOUS_SECONDS = 60  # how long a rank waits for the other ranks
 PROCESS_SECONDS = 3600  # after that, a process is ended
-VAL_ROWS = 41  # sequences; an odd number, so that the last batch is short
-# A step has 16 sequences, 2 in each of 8 micro-steps. The last of 3 layers has no skip connection.
+# A step has 16 sequences, 4 in each of 4 micro-steps. Of 5 layers, two are the sources of skip
+# connections, so their order matters; two get one, and the last one gets none.
 TINY = {
     "ITERATIONS": 12, "WARMUP_STEPS": 3, "WARMDOWN_ITERS": 5, "MUON_MOMENTUM_WARMUP_STEPS": 6,
     "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 0, "MAX_WALLCLOCK_SECONDS": 0,
-    "TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 512, "VOCAB_SIZE": 512,
-    "NUM_LAYERS": 3, "MODEL_DIM": 32, "NUM_HEADS": 2, "NUM_KV_HEADS": 1, "DEVICE": "cpu",
+    "TRAIN_SEQ_LEN": 32, "TRAIN_BATCH_TOKENS": 512, "VAL_BATCH_SIZE": 512, "VOCAB_SIZE": 384,
+    "NUM_LAYERS": 5, "MODEL_DIM": 32, "NUM_HEADS": 2, "NUM_KV_HEADS": 1, "DEVICE": "cpu",
+    "GRAD_ACCUM_STEPS": 4,
 }  # fmt: skip
 SET_BY_VERIFY = {
     "DATA_PATH",
@@ -55,7 +56,6 @@ SET_BY_VERIFY = {
 }
 SET_BY_VERIFY |= {"MAX_WALLCLOCK_SECONDS"}  # runs with a time limit do not repeat exactly
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
-VAL = "fineweb_val_000000.bin"
 MODEL = "tiny.model"
 
 
@@ -73,7 +73,7 @@ def make_data(folder, seq_len, vocab_size):
         )  # fmt: skip
     except RuntimeError as error:
         raise ToolError(
-            f"VOCAB_SIZE={vocab_size}: the text is no good for a tokenizer of this size; try 512"
+            f"VOCAB_SIZE={vocab_size}: the text is no good for a tokenizer of this size; try 384"
         ) from error
     Path(folder, MODEL).write_bytes(model.getvalue())
     tokenizer = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
@@ -90,28 +90,26 @@ def make_data(folder, seq_len, vocab_size):
     return sum(len(text.encode()) for text in texts)
 
 
-def read_shard(path):
-    return np.fromfile(path, "<u2", offset=1024)
-
-
 # === Runs ===
 class Lab:
     """A temporary folder with data, a script, and the settings that all runs share."""
 
     def __init__(self, folder, script, given):
         self.folder = folder
-        self.script = find_script(script)
+        self.script = Path(script).resolve()
         self.given = given
         for name in SET_BY_VERIFY & given.keys():
             raise ToolError(f"{name} cannot be set here: verify.py sets it for each run")
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = {name: value for name, value in env.items() if name not in TINY} | given
-        # A forked process has torch imported already. A spawned process differs from it in the hash
-        # seed (so in the order of sets of text) and in the addresses of objects, as two processes
-        # of torchrun do.
-        self.contexts = [multiprocessing.get_context(kind) for kind in ("fork", "spawn")]
+        # A forked process has torch imported already. So has one that the fork server forks, but it
+        # differs in the hash seed (so in the order of sets of text) and in the addresses of
+        # objects, as two processes of torchrun do.
+        server = multiprocessing.get_context("forkserver")
+        server.set_forkserver_preload(["sentencepiece", "torch._dynamo", "torch.profiler"])
+        self.contexts = multiprocessing.get_context("fork"), server
         asked = Run(self, "settings", call_main, ["--print-config"])
-        self.run_all([asked], quiet=True)
+        self.run_all([asked])
         if asked.error:
             raise ToolError(f"{self.script} does not start: {asked.error}")
         printed = asked.output()
@@ -125,9 +123,10 @@ class Lab:
             raise ToolError(f"{self.script}: {words}") from error
         for name in self.given:
             if name not in own:
-                raise ToolError(
-                    f"{name}: {self.script} has no such setting; --print-config lists its settings"
-                )
+                similar = difflib.get_close_matches(name.upper(), own, 1, cutoff=0.65)
+                advice = f"did you mean {similar[0]}?" if similar else ""
+                advice = advice or "--print-config lists its settings"
+                raise ToolError(f"{name}: {self.script} has no such setting; {advice}")
         config = TINY | {name: own[name] for name in self.given}
         self.steps = config["ITERATIONS"]
         if self.steps < 6:
@@ -150,9 +149,9 @@ class Lab:
         write_shard(folder / VAL, change(read_shard(folder / VAL)))
         return folder
 
-    def run_all(self, runs, quiet=False):
-        """Run them, as many at a time as there are cores, and at least two. Print the name of each
-        run that ends."""
+    def run_all(self, runs, done=None, total=0):
+        """Run them, as many at a time as there are cores, and at least two. If `done` is given, the
+        number of runs before these, print for each run that ends how many of `total` have ended."""
         waiting = deque(runs)
         started = []
         try:
@@ -163,21 +162,12 @@ class Lab:
                 time.sleep(0.05)
                 for run in [run for run in started if run.has_ended()]:
                     started.remove(run)
-                    print("" if quiet else f" {run.name}", end="", flush=True)
+                    if done is not None:
+                        done += 1
+                        print(f" {run.name} ({done} of {total})", end="", flush=True)
         finally:
             for run in started:
                 run.kill()
-
-
-def find_script(name):
-    path = Path(name).resolve()
-    if not path.is_file():
-        raise ToolError(f"{name} does not exist; give an edited copy of train_gpt.py")
-    if "class Trainer" not in path.read_text("utf-8", "replace"):
-        raise ToolError(
-            f"{name}: it has no class Trainer; give an edited train_gpt.py, not a packed one"
-        )
-    return path
 
 
 class Run:
@@ -238,6 +228,10 @@ class Run:
             return (self.folder / name).read_text(errors="replace").strip()
         return ""
 
+    def tensors(self, name):
+        """Return the tensors in a file of the run."""
+        return torch.load(self.folder / name, "cpu", weights_only=True)
+
     def output(self, rank=0):
         return self.text(f"output{rank}.txt")
 
@@ -248,7 +242,7 @@ class Run:
             self.steps = {s.step: (s.train_loss, s.data_crc) for s in self.log.steps}
             self.scores = self.log.result.val_loss, self.log.result.val_bpb
             self.artifact = (self.folder / "final_model.int8.ptz").read_bytes()
-            self.weights = torch.load(self.folder / "final_model.pt", "cpu", weights_only=True)
+            self.weights = self.tensors("final_model.pt")
         except (OSError, AttributeError, ValueError) as error:
             self.error = self.error or f"its log or files are not those of the trainer: {error!r}"
 
@@ -289,26 +283,3 @@ def run_process(rank, env, folder, act, script, *more):
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
-
-
-def load(script):
-    """Import the script as a module that prints tracebacks and quantizes small matrices, too."""
-    sys.path[0] = str(script.parent)
-    sys.argv = [str(script)]
-    loader = SourceFileLoader("script", str(script))  # the script may be named like another module
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("script", loader))
-    sys.modules["script"] = module
-    loader.exec_module(module)
-    module.KEEP_FLOAT_MAX_NUMEL = 500  # so that the matrices of a tiny model are quantized
-    report_failure = module.report_failure
-
-    def print_trace_and_report(error, *more):
-        traceback.print_exception(error)
-        return report_failure(error, *more)
-
-    module.report_failure = print_trace_and_report
-    return module
-
-
-def call_main(script, arguments=()):
-    return load(script).main(list(arguments), os.environ)

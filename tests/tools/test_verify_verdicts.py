@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import judge
+import numpy as np
 import probes
 import pytest
 import tinyruns
@@ -15,15 +17,16 @@ import verify
 
 LATE = ["model", "clock", "sum", "scorer", "two-from-step-5", "from-step-5", "from-step-12"]
 FIRST = ["full", "again", "fast-clock", "no-warm-up", "validated-each-step", "other-validation"]
-FIRST += ["opposite-results", "not-read-ahead", "two-ranks"]
+FIRST += ["opposite-results", "not-read-ahead", "two-ranks", "reads", "compiled"]
 FACTS = {
     "nats": 3.0, "targets": 64, "tensors": 2, "counted": [100.0, 64.0], "foreign": [], "kept": [],
-    "gaps": {"w": 0.1}, "untrained": [], "unused": [], "shares": [1.0, 0.9],
+    "gaps": {"w": 0.1}, "untrained": [], "unused": [], "twice": [], "shares": [1.0, 0.9, 1.0],
+    "shifts": {"w": 0.07}, "average": [0.0] * 12 + [1.0], "rest": 0.0, "score_loss": 3.88,
     "sight": {"leaks": [], "ignored": [], "length": 1024}, "late": [[8, 0.0], [24, 1e-6]],
     "wide": {"blocks": [], "score": "torch.float32"},
     "batch": {"targets": [32, 32], "loss": 3.0, "mean": 3.0},
 }  # fmt: skip
-STEP = {"crc": 1, "drawn": False, "before": [0, 0, 0], "stepped": [["adam", [0.1]]]}
+STEP = {"crc": 1, "drawn": [False] * 3, "before": [0, 0, 0], "stepped": [["adam", [0.1]]]}
 
 
 class FakeRun:
@@ -39,6 +42,7 @@ class FakeRun:
         self.weights = {"w": torch.ones(2, 2)}
         self.log = SimpleNamespace(validations=[], code_bytes=9, model_bytes=9)
         self.noted: dict[str, Any] = {"facts": copy.deepcopy(FACTS), "values": {"Trainer.n": "1"}}
+        self.noted["counted"] = FACTS["counted"]
         self.steps_noted = [STEP | {"after": [step, step, 0]} for step in range(1, 13)]
 
     @property
@@ -48,6 +52,9 @@ class FakeRun:
     def read(self) -> None:
         """Do nothing. A real run reads its files here."""
 
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        raise FileNotFoundError(name)
+
     def text(self, name: str) -> str:
         if name.endswith(".jsonl"):
             return "\n".join(map(json.dumps, self.steps_noted))
@@ -55,7 +62,9 @@ class FakeRun:
 
 
 def change(run: FakeRun, what: str, value: Any) -> None:
-    if what in FACTS:
+    if what == "counted" and run.name == "two-ranks":
+        run.noted["counted"] = value
+    elif what in FACTS:
         run.noted["facts"][what] = value
     elif what in STEP or what == "after":
         run.steps_noted = [step | {what: value} for step in run.steps_noted]
@@ -88,13 +97,20 @@ ROWS = [  # the run, its attribute that differs, the value, the expected faults
     ("model", "kept", ["w"], "exported"),
     ("model", "foreign", ["w"], "whole"),
     ("model", "unused", ["w"], "artifact"),
+    ("model", "twice", ["w"], "artifact"),
+    ("model", "shifts", {"w": 0.9}, "stored"),
+    ("model", "average", [0.0] * 9 + [0.25] * 4, ""),
+    ("model", "average", [0.0] * 9 + [0.2] * 4, "average"),
+    ("model", "sight", {"leaks": [], "ignored": [], "length": 1024, "random": True}, "look-ahead"),
+    ("two-ranks", "counted", [200.0, 128.0], "ranks"),
     ("model", "wide", {"blocks": [1], "score": "torch.float32"}, "dtype"),
     ("model", "wide", {"blocks": [], "score": "torch.bfloat16"}, "dtype"),
     ("model", "wide", "RuntimeError('expected m1 and m2 to have the same dtype')", "dtype"),
     ("model", "wide", "AttributeError(\"'GPT' object has no attribute 'blocks'\")", ""),
     ("model", "counted", [90.0, 24.0], "targets"),
     ("model", "counted", [101.0, 64.0], "targets"),
-    ("sum", "shares", [1.001, math.nan], "sum"),
+    ("sum", "shares", [1.001, math.nan, math.nan], "sum"),
+    ("sum", "shares", [1.0, 1.0, 1.279], "sum"),
     ("scorer", "late", [[8, 0.0], [24, 0.01]], "scorer"),
 ]  # fmt: skip
 
@@ -105,20 +121,22 @@ def test_each_difference_is_a_fault_of_its_property(
 ) -> None:
     runs = {each: FakeRun(each, tmp_path) for each in FIRST + LATE}
     change(runs[name], what, value)
-    monkeypatch.setattr(verify, "first_runs", lambda *_: {each: runs[each] for each in FIRST})
-    monkeypatch.setattr(verify, "late_runs", lambda *_: {each: runs[each] for each in LATE})
+    monkeypatch.setattr(judge, "first_runs", lambda *_: {each: runs[each] for each in FIRST})
+    monkeypatch.setattr(judge, "late_runs", lambda *_: {each: runs[each] for each in LATE})
     script = tmp_path / "mine.py"
     script.write_text("pass\n")
     lab = SimpleNamespace(steps=12, seq_len=32, val_bytes=100, script=script, data=tmp_path)
-    lab.run_all = lambda _: None
-    found = list(verify.verify(lab, None, score_differs=True))
+    lab.run_all = lambda _, **more: None
+    found = list(judge.verify(lab, None, score_differs=True))
     assert [each for each, kind, _ in found if kind == "FAULT"] == faults.split()
+    hints = [verify.find_hint(each, text) for each, kind, text in found if kind == "FAULT"]
+    assert all(hints)
 
 
 def test_without_score_differs_the_score_must_be_that_of_the_logits(tmp_path: Path) -> None:
     lab = SimpleNamespace(seq_len=32, val_bytes=100, script=Path(__file__))
     for nats, kind in ((3.0, "ok"), (3.001, "FAULT")):
-        rows = verify.score_verdicts(lab, FakeRun("full", tmp_path), FACTS | {"nats": nats}, False)
+        rows = judge.score_verdicts(lab, FakeRun("full", tmp_path), FACTS | {"nats": nats}, False)
         assert next(rows)[:2] == ("score", kind)
 
 
@@ -128,7 +146,7 @@ def test_state_that_is_not_restored_is_listed(tmp_path: Path) -> None:
     again.noted["values"] = full.noted["values"] | {"Trainer.val_ms": "3.0"}
     resumed.noted["values"] = again.noted["values"] | {"Trainer.count": "7"}
     resumed.artifact = b"other"
-    text = verify.judge_equal("resume", full, [resumed], again)[2]
+    text = judge.judge_equal("resume", full, [resumed], again)[2]
     assert text == "from-step-5 differs: artifact, and at the end Trainer.count (7 instead of 12)"
 
 
@@ -157,14 +175,14 @@ def test_leaks_are_found_from_the_position_where_they_begin() -> None:
 def test_a_note_says_that_longer_sequences_were_not_checked() -> None:
     sight = FACTS["sight"] | {"short": "TypeError('it needs a table')"}
     words = "longer sequences were not checked: TypeError('it needs a table')"
-    assert [*verify.sight_verdicts(sight)][2:] == [("look-ahead", "note", words)]
+    assert [*judge.sight_verdicts(sight)][2:] == [("look-ahead", "note", words)]
 
 
 def test_gradients_may_differ_by_rounding() -> None:
     ones = {"a": torch.ones(3), "b": torch.ones(3)}
     near, far = torch.full((3,), 1 + 1e-6), torch.tensor([1.0, 1.0, 1.01])
-    assert verify.gradient_gaps(ones, {"a": near, "b": near}) == {}
-    assert [*verify.gradient_gaps(ones, {"a": near, "b": far})] == ["b"]
+    assert judge.gradient_gaps(ones, {"a": near, "b": near}) == {}
+    assert [*judge.gradient_gaps(ones, {"a": near, "b": far})] == ["b"]
 
 
 def test_the_cause_is_not_the_error_that_it_causes_on_another_rank() -> None:
@@ -174,3 +192,99 @@ def test_the_cause_is_not_the_error_that_it_causes_on_another_rank() -> None:
     for ends, cause in (([own, lost], own), ([late, lost], late), ([lost, late], late)):
         assert tinyruns.choose_cause(ends) == cause
     assert tinyruns.choose_cause(["", lost]) == lost
+
+
+def test_a_hint_belongs_to_the_words_of_the_fault() -> None:
+    """No hint says that clocks differ if a rate falls below 0, or speaks of random numbers if a
+    later token changes logits."""
+    assert "clocks" not in verify.find_hint("clock", "learning rates of adam fall below 0")
+    assert "clocks" in verify.find_hint("clock", "the rates of two ranks differ at step 3")
+    assert "random" not in verify.find_hint("look-ahead", "logits change with later tokens")
+    assert "random" in verify.find_hint("look-ahead", "two equal calls of logits return ...")
+
+
+LAST = "the weights after the last step have no share"
+AVERAGES = [  # shares of the initial weights and of those after each step, words of the note
+    ([0, 0, 0, 0, 1], ""),
+    ([0, 0, 0.25, 0.25, 0.5], ""),
+    ([0.8**4, 0.2 * 0.8**3, 0.2 * 0.8**2, 0.2 * 0.8, 0.2], ""),  # a moving average
+    ([0.997**4, 0.003, 0.003, 0.003, 0.003], ""),
+    ([0, 0.997**3, 0.003, 0.003, 0.003], ""),  # it begins after step 1
+    ([0.8**3, 0.2 * 0.8**2, 0.2 * 0.8, 0.2, 0], LAST),
+    ([0.2, 0.2, 0.2, 0.2, 0.2], "do the initial weights belong to it?"),
+    ([0, 0.2, 0.2, 0.2, 0.4], "is the share of step 4 intended?"),
+]
+
+
+@pytest.mark.parametrize(("shares", "words"), AVERAGES)
+def test_a_note_says_what_is_odd_in_an_average(shares: list[float], words: str) -> None:
+    _, kind, text = judge.average_verdict(shares)
+    assert kind == ("note" if words else "ok") and words in text
+
+
+def test_the_shares_of_an_average_are_found() -> None:
+    draw = torch.Generator().manual_seed(0)
+    states = [{"w": torch.randn(40, 40, generator=draw)} for _ in range(5)]
+    shares = [0.0, 0.1, 0.2, 0.3, 0.4]
+    mean = sum(share * state["w"] for share, state in zip(shares, states, strict=True))
+    found = probes.find_average(states, {"w": mean})
+    assert found["average"] == pytest.approx(shares, abs=1e-4) and found["rest"] < 1e-4
+    assert probes.find_average(states, {"w": mean.square()})["rest"] > 0.1
+
+
+def test_a_shift_is_told_from_rounding_and_from_weights_stored_as_zero() -> None:
+    t = torch.randn(40, 40, generator=torch.Generator().manual_seed(0)) + 0.1
+    stored = {"round": (8 * t).round() / 8, "floor": (8 * t).floor() / 8, "zero": 0 * t}
+    shifts = probes.find_shifts(stored, dict.fromkeys(stored, t))
+    assert shifts["round"] < 0.1 and shifts["zero"] < 0.1 and shifts["floor"] > 0.8
+
+
+def test_a_read_of_a_device_is_told_from_one_of_a_number_on_the_host(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    lines = ["x = weight.sum()", "torch.rand(1).item()", "float(x)", "x.tolist()", "weight[x > 0]"]
+    lines += ["def attend(): x.is_cuda or x.tolist()  # this may be for a CPU only", "attend()"]
+    script.write_text("\n".join(lines))
+    weight = torch.ones(3)
+    code = compile(script.read_text(), str(script), "exec")
+    mode = probes.ReadCounter(script)
+    mode.step = 1
+    try:
+        with mode:
+            exec(code, {"torch": torch, "weight": weight})
+    finally:
+        mode.restore()
+    assert mode.reads == {3: {1}, 4: {1}, 5: {1}}
+
+
+def test_random_numbers_are_replaced_by_constants() -> None:
+    x = torch.arange(6.0)
+    with probes.WithoutRandomNumbers():
+        dropped = torch.nn.functional.dropout(x, 0.5)
+        drawn = [torch.rand(2), torch.randn(2), torch.empty(2).uniform_()]
+        with pytest.raises(NotImplementedError):
+            torch.randperm(5)
+    assert torch.equal(dropped, x)
+    assert [each.tolist() for each in drawn] == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
+
+
+def test_matrices_of_all_blocks_are_one_group() -> None:
+    names = {f"blocks.{i}.fc.weight": ("muon", (4, 2)) for i in range(12)}
+    names["tok_emb.weight"] = "adam", (9, 2)
+    words = "muon trains blocks.*.fc.weight (4 x 2, 12 times); adam trains tok_emb.weight (9 x 2)"
+    assert judge.group_names(names) == words
+
+
+def test_files_are_seen_in_a_temporary_folder_of_a_system_folder() -> None:
+    run = FakeRun("full", Path("/dev/shm/verify-(1)"))
+    lab = SimpleNamespace(script=Path("/home/mine.py"), data=Path("/dev/shm/verify-(1)/data"))
+    usual = ["/dev/null", "/dev/shm/verify-(1)/data/tiny.model", str(run.folder / "notes/a.json")]
+    run.noted["opened"] = [*usual, str(run.folder / "shapes.txt")]
+    [[name, kind, text]] = judge.file_verdicts(lab, run)
+    assert (name, kind) == ("files", "note") and text.startswith("shapes.txt: ")
+
+
+def test_the_end_of_the_tokens_for_sums_is_repeated() -> None:
+    tokens = np.arange(3, 300)
+    tokens[90] = 1  # a document begins
+    made = judge.repeat_end(tokens, 32)
+    assert len(made) == 97 and made[-8:].tolist() == made[-16:-8].tolist() and min(made[-8:]) > 2

@@ -1,0 +1,807 @@
+"""The runs that verify.py makes, and the verdicts on them.
+
+This module builds on tinyruns.py (runs the script in new processes) and probes.py (code that looks
+at a run from the inside). It judges what they find.
+"""
+
+import json
+import math
+import re
+import sys
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import cli
+import numpy as np
+import probes
+from loading import call_main
+from tinyruns import MODEL, TINY, Lab, Run
+
+TIME_LIMIT = 600  # seconds, in the run with a time limit; its clock advances with steps
+ROUNDING = 0.01  # nats: two ranks add in another order than one
+RANDOM = 0.3  # nats: the same, if the ranks draw different random numbers, for example for dropout
+# Relative difference of gradients: correct edits have 1e-6, wrong ones 0.01 and more.
+GRADIENT = 1e-4
+LATE = 1e-3  # nats, summed over a whole score
+GAP = 0.65  # share of a tensor's norm: storing one bit per weight has at best 0.60
+SHIFT = 0.5  # share of an error that is the same for all numbers: rounding has less than 0.1
+SHARE = 1e-3  # of the weights after a step in an average: a smaller one is rounding
+REST = 0.01  # of the way of training: more means that the export is no average of weights
+SAME_LOSS = 1e-3  # relative difference of the training loss and the score's loss
+TWO = {"ranks": 2, "GRAD_ACCUM_STEPS": 1, "WARMUP_STEPS": 0}
+
+
+def verdict(name, fault, good):
+    """Return (property, FAULT or ok, text). `good` is the text if there is no fault."""
+    if fault:
+        return name, "FAULT", fault
+    return name, "ok", good
+
+
+# === Comparisons of runs ===
+def differences(a, b, nats=0.0, with_score=True):
+    """Return in words what differs between two runs by more than `nats`; if `nats` is 0, also
+    differences in single bits. Return an empty text if nothing differs."""
+    if a.error or b.error:
+        return a.error or b.error
+    steps = sorted(a.steps.keys() & b.steps.keys())
+    if "RESUME" in b.env:  # it may have no steps: it may resume after the last one
+        if 1 in steps:
+            return "it did not resume"
+    elif not steps:
+        return "it has no step lines"
+    other_data = [step for step in steps if a.steps[step][1] != b.steps[step][1]]
+    gaps = {step: abs(a.steps[step][0] - b.steps[step][0]) for step in steps}
+    other_losses = [step for step in steps if not gaps[step] <= nats]  # true for nan, too
+    score_gap = max(abs(x - y) for x, y in zip(a.scores, b.scores, strict=True))
+    words = []
+    if other_data:
+        words.append(f"the data of step {other_data[0]}")
+    if other_losses:
+        words.append(f"losses from step {other_losses[0]} on, by up to {max(gaps.values()):.2g}")
+    if with_score and not score_gap <= nats:
+        words.append(f"score by {score_gap:.2g}")
+    if nats == 0:
+        if a.artifact != b.artifact:
+            words.append("artifact")
+        words += weight_differences(a.weights, b.weights)
+    return ", ".join(words)
+
+
+def weight_differences(a, b):
+    if {name: t.shape for name, t in a.items()} != {name: t.shape for name, t in b.items()}:
+        return ["names or shapes of weights"]
+    most = max((a[name].double() - b[name].double()).norm(math.inf).item() for name in a)
+    return [f"weights by up to {most:.2g}"] if most else []
+
+
+def judge_equal(name, full, others, again=None):
+    """Return the verdict that `others` have the same results as the run `full`. If `again`, a
+    repetition of `full`, is given, a fault lists values of the Trainer that differ, too."""
+    gaps = {run.name: differences(full, run) for run in others}
+    faults = []
+    for run in others:
+        if gaps[run.name]:
+            values = other_values(full, again, run)
+            faults.append(f"{run.name} differs: {gaps[run.name]}{values}")
+    return verdict(
+        name, "; ".join(faults), f"{', '.join(gaps)}: the same losses, score and weights"
+    )
+
+
+def other_values(full, again, run):
+    """Return in words which values of Trainer and model differ at the end of `full` and of `run`.
+    Values that differ between two equal runs, such as times, are left out."""
+    if again is None:
+        return ""
+    expected, repeated, found = (read_note(each, "values") for each in (full, again, run))
+    names = [name for name in expected if name in found and expected[name] != found[name]]
+    names = [name for name in names if expected[name] == repeated.get(name)]
+    words = []
+    for name in sorted(names, reverse=True):
+        words.append(f"{name} ({found[name]} instead of {expected[name]})")
+    return f", and at the end {cli.join_some(words, 3)}" if words else ""
+
+
+def read_note(run, name, rank=0):
+    """Return what a rank wrote with probes.write_note; {} if the run did not get so far."""
+    with suppress(ValueError):
+        return json.loads(run.text(f"notes/{name}{rank}.json"))
+    return {}
+
+
+def read_step_notes(run):
+    """Return for each rank the list of what it noted after each step."""
+    texts = [run.text(f"notes/steps{rank}.jsonl") for rank in run.ranks]
+    lines = [[line for line in text.splitlines() if line.endswith("}")] for text in texts]
+    return [[*map(json.loads, each)] for each in lines]
+
+
+def replica_fault(run):
+    """Return in words after which step two ranks have different weights, or that the run ended
+    early; empty if there is no fault."""
+    first, second = ([step["crc"] for step in steps] for steps in read_step_notes(run))
+    for step, (a, b) in enumerate(zip(first, second, strict=False), 1):
+        if a != b:
+            more = f"; then: {run.error}" if run.error else ""
+            return f"the weights of two ranks differ after step {step}{more}"
+    if run.error:
+        return f"a run of two ranks ends: {run.error}"
+    if len(first) != len(second):
+        return f"two ranks took different numbers of steps: {len(first)} and {len(second)}"
+    return ""
+
+
+def gradient_gaps(ones, twos):
+    """Return {name: relative difference} of the gradients that differ by more than rounding, the
+    largest difference first."""
+    total = math.sqrt(sum(float(grad.norm()) ** 2 for grad in ones.values()))
+    gaps = {}
+    for name in ones.keys() & twos.keys():
+        if ones[name].shape == twos[name].shape:
+            gap = float((ones[name] - twos[name]).norm())
+            size = max(float(ones[name].norm()), 1e-30)
+            if not (gap <= GRADIENT * size or gap <= 1e-6 * total):  # true for nan, too
+                gaps[name] = gap / size
+    return dict(sorted(gaps.items(), key=lambda pair: -pair[1]))
+
+
+# === The runs ===
+def first_runs(lab, base, noted):
+    """Return {name: Run} of the runs that need no other run, the longest one first. noted: the
+    function that makes a run with notes."""
+    every = {"CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": lab.steps + 1}
+    often = {"VAL_LOSS_EVERY": 1, "TRAIN_LOG_EVERY": 0}
+    compiles = {"TORCH_COMPILE": 1, "VAL_LOSS_EVERY": 4, "GRAD_ACCUM_STEPS": 1}
+    other = lab.with_validation("other", shuffle)
+    runs = [
+        Run(lab, "two-ranks", noted, **TWO, **every),
+        Run(lab, "full", noted, **every),
+        Run(lab, "again", noted, context=1),
+        Run(lab, "fast-clock", probes.run_with_fast_clock),
+        Run(lab, "no-warm-up", noted, WARMUP_STEPS=0),
+        Run(lab, "validated-each-step", noted, **often),
+        Run(lab, "other-validation", noted, DATA_PATH=other),
+        Run(lab, "opposite-results", probes.run_with_opposite_results, **often),
+        Run(lab, "not-read-ahead", noted, TRAIN_PREFETCH=0, VAL_PREFETCH=0),
+        Run(lab, "reads", probes.run_counting_reads, WARMUP_STEPS=0, GRAD_ACCUM_STEPS=1),
+        Run(lab, "compiled", probes.run_compiled, **compiles),
+    ]
+    for name in lab.given:
+        runs.append(Run(lab, f"without-{name}", call_main, **{name: TINY.get(name)}))
+    if base:
+        runs.append(Run(lab, "base", probes.run_with_notes, script=base))
+    return {run.name: run for run in runs}
+
+
+def shuffle(tokens):
+    """Return random tokens, but keep the control tokens, with which documents begin."""
+    random = np.random.default_rng(0)
+    return np.where(tokens < 3, tokens, random.integers(3, tokens.max() + 1, len(tokens)))
+
+
+def repeat_end(tokens, seq_len):
+    """Return the tokens of three sequences. The last eight tokens are the same as the eight before
+    them: a cache of what was seen has an entry for the end, whatever the length of its keys."""
+    tokens = tokens[: 3 * seq_len + 1].copy()
+    place = len(tokens) - 8
+    while place > 8 and min(tokens[place - 8 : place]) < probes.CONTROLS:  # a document ends there
+        place -= 1
+    tokens[-16:] = [*tokens[place - 8 : place]] * 2
+    return tokens
+
+
+LATE_RUNS = 6  # the least that late_runs() returns if two ranks can run
+
+
+def late_runs(lab, runs, score_differs):
+    """Return {name: Run} of the runs that need checkpoints or the artifact of earlier runs."""
+    full, two = runs["full"], runs["two-ranks"]
+    late = []
+    if find_drawn(runs["no-warm-up"]) == ["torch"] and not two.error:
+        late.append(Run(lab, "first-step", probes.run_first_step, WARMUP_STEPS=0))
+        late.append(Run(lab, "first-step-of-two", probes.run_first_step, **TWO))
+    if not two.error:
+        end = {"ITERATIONS": 2 * lab.steps, "MAX_WALLCLOCK_SECONDS": TIME_LIMIT}
+        late.append(
+            Run(lab, "clock", probes.run_with_step_clock, TIME_LIMIT / lab.steps, **TWO | end)
+        )
+    if score_differs:
+        short = lab.with_validation("short", lambda tokens: repeat_end(tokens, lab.seq_len))
+        whole = lab.with_validation("whole", lambda tokens: tokens)
+        look = probes.look_inside
+        late.append(Run(lab, "sum", look, probes.sum_shares, full.folder, DATA_PATH=short))
+        late.append(Run(lab, "scorer", look, probes.find_late, full.folder, DATA_PATH=whole))
+    find_facts = partial(probes.find_facts, length=lab.own_seq_len)
+    late.append(Run(lab, "model", probes.look_inside, find_facts, full.folder))
+    points = lab.steps // 3 | 1, 5 * lab.steps // 6, lab.steps  # the first one is an odd step
+    if not two.error:
+        file = f"{two.folder}/checkpoints/{two.name}/step_{points[0]:08d}.pt"
+        late.append(
+            Run(lab, f"two-from-step-{points[0]}", probes.run_with_notes, **TWO, RESUME=file)
+        )
+    for step in points:
+        file = f"{full.folder}/checkpoints/full/step_{step:08d}.pt"
+        late.append(Run(lab, f"from-step-{step}", probes.run_with_notes, RESUME=file))
+    return {run.name: run for run in late}
+
+
+# === Verdicts. Each is a tuple: (property, "ok", "note" or "FAULT", text) ===
+def verify(lab, base, score_differs):
+    """Make all runs and yield the verdicts. Raises ToolError if the script does not run."""
+    changed = changed_lines(lab.script, base) if base else {}
+    noted = partial(probes.run_with_notes, watched={*changed})
+    runs = first_runs(lab, base, noted)
+    print("tiny training runs (seconds for train_gpt.py, minutes for larger settings), ", end="")
+    print("finished so far:", end="")
+    lab.run_all(runs.values(), done=0, total=len(runs) + LATE_RUNS + 2 * score_differs)
+    for name in runs.keys() - {"reads", "compiled"}:  # these two leave no results
+        runs[name].read()
+    full, again = runs["full"], runs["again"]
+    if full.error:
+        print()
+        raise cli.ToolError(f"{lab.script} does not run at a tiny size: {full.error}")
+    repeatable = judge_equal("repeatable", full, [again])
+    if "FAULT" not in repeatable:  # if a repetition differs, no runs can be compared
+        late = late_runs(lab, runs, score_differs)
+        lab.run_all(late.values(), done=len(runs), total=len(runs) + len(late))
+        runs |= late
+    print()
+    yield repeatable
+    if "FAULT" in repeatable:
+        return
+    yield judge_equal("time", full, [runs["fast-clock"]])
+    yield random_verdict(read_step_notes(full)[0])
+    yield judge_equal("warm-up", full, [runs["no-warm-up"]], again)
+    yield judge_equal("validation", full, [runs["validated-each-step"]])
+    yield unseen_verdict(runs)
+    yield judge_equal("overlap", full, [runs["not-read-ahead"]])
+    facts = read_note(runs["model"], "facts")
+    yield from two_rank_verdicts(runs, facts.get("batch"), score_differs)
+    yield resume_verdict(lab, runs)
+    yield from clock_verdicts(lab, runs)
+    yield from model_verdicts(lab, runs, facts, score_differs)
+    yield from speed_verdicts(lab, runs)
+    yield from setting_verdicts(full, runs)
+    yield from file_verdicts(lab, full)
+    yield from trains_verdicts(runs, base)
+    if base:
+        yield from edit_verdicts(base, runs, changed)
+
+
+def why_no_facts(run, facts):
+    """Return in words why the model could not be examined."""
+    if facts.get("unpack"):
+        return f"the artifact alone does not load: {facts['unpack']}"
+    return run.error or "no facts"
+
+
+def random_verdict(steps):
+    """Judge whether the random number generators have another state after each step."""
+    same = []
+    for i, kind in enumerate(("Python's", "numpy's", "torch's")):
+        is_used = steps[0]["before"][i] != steps[0]["after"][i]
+        if is_used and len({step["after"][i] for step in steps}) == 1:
+            same.append(kind)
+    fault = same and f"{' and '.join(same)} generator has the same state after each step"
+    return verdict("random", fault, "random number generators advance with each step")
+
+
+def unseen_verdict(runs):
+    tokens = differences(runs["full"], runs["other-validation"], with_score=False)
+    results = differences(runs["validated-each-step"], runs["opposite-results"], with_score=False)
+    faults = [f"with other validation tokens: {tokens}"] if tokens else []
+    faults += [f"if each validation reports the opposite: {results}"] if results else []
+    good = "neither tokens nor results of validations change weights or artifact"
+    return verdict("unseen", "; ".join(faults), good)
+
+
+def two_rank_verdicts(runs, batch, score_differs):
+    """Compare one rank, with several micro-steps, and two ranks, with one micro-step each."""
+    alone, two = runs["no-warm-up"], runs["two-ranks"]
+    fault = replica_fault(two)
+    yield verdict("replicas", fault, "both ranks have the same weights after each step")
+    drawn = find_drawn(alone)
+    kind, words = gradient_words(runs, drawn, batch)
+    nats = RANDOM if drawn or kind == "note" else ROUNDING
+    gap = "" if two.error else differences(alone, two, nats, with_score=False)
+    if not (two.error or gap):
+        # With --score-differs a rank may learn from what it has scored, so that the scores are
+        # only similar.
+        gap = score_gap(alone, two, 1.0 if score_differs else nats)
+    if kind == "FAULT" or gap:
+        texts = [words] if words else []
+        texts += [f"two ranks differ: {gap}"] if gap else []
+        yield "ranks", "FAULT", "; ".join(texts)
+    else:
+        yield "ranks", kind, words or f"two ranks train like one (within {nats} nats)"
+    yield optimizer_verdict(read_step_notes(alone)[0])
+
+
+def score_gap(alone, two, nats):
+    """Compare the scores of a run of one rank and of a run of two ranks that trained alike. Return
+    in words what differs; empty if nothing does."""
+    where = "although training is the same: see BatchPlan.val and Validation"
+    counts = [read_note(run, "counted") for run in (alone, two)]  # [bytes, targets] each
+    if all(counts) and counts[0][1] != counts[1][1]:
+        one, both = (f"{count[1]:.0f}" for count in counts)
+        return f"the final score counts {one} targets on one rank, and {both} on two, {where}"
+    (nats1, bpb1), (nats2, bpb2) = alone.scores, two.scores
+    if abs(nats1 / bpb1 * bpb2 / nats2 - 1) > 1e-6:
+        return f"the scores have different bytes per target, {where}"
+    if abs(nats1 - nats2) > nats:
+        return f"the scores are {nats1:.4f} and {nats2:.4f} nats, {where}"
+    return ""
+
+
+def find_drawn(run):
+    """Return which generators of random numbers step 1 of a run draws from."""
+    kinds = "Python", "numpy", "torch"
+    drawn = [step["drawn"] for steps in read_step_notes(run) for step in steps[:1]]
+    return [kind for kind, *each in zip(kinds, *drawn, strict=False) if any(each)]
+
+
+def first_gradients(alone, two):
+    """Return {name: gradient that the optimizers get in step 1} of one rank, and of two ranks."""
+    ones, twos = (run.tensors("notes/first0.pt") for run in (alone, two))
+    others = two.tensors("notes/first1.pt")
+    if gradient_gaps(twos, others):  # each rank keeps its own gradients: an optimizer adds them
+        twos = {name: grad + others.get(name, 0) for name, grad in twos.items()}
+    return ones, twos
+
+
+def gradient_words(runs, drawn, batch):
+    """Compare the gradients that optimizers get in step 1 of one rank and of two ranks. Return
+    (FAULT, note or ok; which gradients differ and why). If torch draws random numbers, they are
+    constants in the compared runs; other random numbers make them incomparable."""
+    alone, two = runs["no-warm-up"], runs["two-ranks"]
+    same_rows = not two.error and alone.steps[1][1] == two.steps[1][1]
+    gaps = {}
+    with suppress(OSError):  # a run ended before step 1
+        if not drawn:
+            gaps = gradient_gaps(*first_gradients(alone, two))
+        elif "first-step" in runs:
+            ones, twos = first_gradients(runs["first-step"], runs["first-step-of-two"])
+            if all(grad.isfinite().all() for grad in ones.values()):
+                gaps = gradient_gaps(ones, twos)
+    is_mean = not batch or abs(batch["loss"] - batch["mean"]) <= 1e-5 * abs(batch["loss"])
+    means = ""
+    if not is_mean and len({*batch["targets"]}) > 1:
+        counts = f"{min(batch['targets'])} to {max(batch['targets'])} targets"
+        means = f"a batch's loss is not the mean over its sequences, which have {counts}"
+    if not gaps:
+        return "note" if means else "ok", means
+    name, more = next(iter(gaps)), f" (and of {len(gaps) - 1} more)" * (len(gaps) > 1)
+    words = f"in step 1 the gradient of {name}{more} differs by {gaps[name]:.2g} of its size "
+    words += "between one rank with several micro-steps and two with 1"
+    if is_mean or means or not same_rows:
+        return "FAULT", f"{words}: {means}".removesuffix(": ")
+    why = "GPT.forward returns another mean loss for larger batches. This is correct for a loss "
+    why += "that balances experts; otherwise, sequences or targets are counted wrongly"
+    return "note", f"{words}: {why}"
+
+
+def optimizer_verdict(steps):
+    """Judge whether each optimizer takes each step."""
+    names = [name for each in steps for name, _ in each["stepped"]]
+    counts = {name: names.count(name) for name in names}
+    if {*counts.values()} == {len(steps)}:
+        return "steps", "ok", f"{' and '.join(counts)} take each step"
+    numbers = ", ".join(f"{name} {count}" for name, count in counts.items())
+    why = "Trainer steps each optimizer of Trainer.parts once, and each step sets gradients to 0"
+    return (
+        "steps",
+        "note",
+        f"in {len(steps)} steps the optimizers step this often: {numbers}: {why}",
+    )
+
+
+def resume_verdict(lab, runs):
+    resumed = [run for run in runs.values() if "RESUME" in run.env]
+    faults = []
+    for run in resumed:
+        run.read()
+        if len(run.ranks) == 1:
+            _, kind, text = judge_equal("resume", runs["full"], [run], runs["again"])
+        else:
+            _, kind, text = judge_equal("resume", runs["two-ranks"], [run])
+        if kind == "FAULT":
+            faults.append(text)
+    if len(faults) == 1 and faults[0].startswith(f"from-step-{lab.steps} "):
+        words = "only the run resumed after the last step differs, so a training step sets "
+        faults.append(words + "something that logits use: make it a buffer")
+    names = ", ".join(run.name for run in resumed)
+    return verdict("resume", "; ".join(faults), f"{names}: the same losses, score and weights")
+
+
+def clock_verdicts(lab, runs):
+    """Judge a run with a time limit whose clock advances with steps, and faster on rank 1."""
+    steps = read_step_notes(runs["full"])[0]
+    run = runs.get("clock")
+    if run is None:
+        if below := negative_rates(steps):
+            yield "clock", "FAULT", below
+        return
+    first, second = ([step["stepped"] for step in steps] for steps in read_step_notes(run))
+    if run.error and not first:
+        text = f"a run with MAX_WALLCLOCK_SECONDS does not start: {run.error}"
+        yield "clock", "note", text
+        return
+    fault = ""
+    for step, (a, b) in enumerate(zip(first, second, strict=False), 1):
+        if a != b:
+            fault = f"the rates of two ranks differ at step {step}"
+            break
+    fault = fault or replica_fault(run) or negative_rates(steps + read_step_notes(run)[0])
+    count = f"{len(first)} steps in the time of {lab.steps}"
+    if not fault and len(first) > lab.steps:
+        fault = f"there are {count}: the time limit is not kept"
+    if fault:
+        yield "clock", "FAULT", f"in a run with MAX_WALLCLOCK_SECONDS {fault}"
+        return
+    words = []
+    is_odd = abs(len(first) - lab.steps) > 1
+    for name in dict(first[0]):
+        # The rates of the optimizer's first group, as shares of the largest one.
+        rates = [dict(step)[name][0] for step in first if name in dict(step)]
+        rates = [rates[i * (len(rates) - 1) // 4] / (max(rates) or 1.0) for i in range(5)]
+        words.append(f"{name} {' '.join(f'{rate:.3g}' for rate in rates)}")
+        is_odd = is_odd or rates[-1] > 0.5 or not rates[2]
+    text = "learning rates at 0, 25, 50, 75 and 100 % of the time, relative to the largest: "
+    text += f"{', '.join(words)}; {count}"
+    yield "clock", "note" if is_odd else "ok", text
+
+
+def negative_rates(steps):
+    below = {name for step in steps for name, rates in step["stepped"] if min(rates) < 0}
+    return f"learning rates of {', '.join(sorted(below))} fall below 0" if below else ""
+
+
+def model_verdicts(lab, runs, facts, score_differs):
+    """Judge what the model of the run "model" showed, and the score."""
+    if "batch" in facts:
+        yield from weight_verdicts(facts)
+        yield from loss_verdicts(runs["full"], facts)
+        yield from sight_verdicts(facts["sight"])
+        yield from artifact_verdicts(facts)
+        yield from score_verdicts(lab, runs["full"], facts, score_differs)
+    else:
+        yield "model", "FAULT", why_no_facts(runs["model"], facts)
+    if score_differs:
+        yield sum_verdict(runs["sum"])
+        yield scorer_verdict(runs["scorer"])
+
+
+def weight_verdicts(facts):
+    """Judge the trained, exported and stored weights."""
+    yield verdict("trained", cli.join_some(facts["untrained"]), "training changes every weight")
+    if facts["kept"]:
+        words = "training changes these weights, but they are exported with their initial values"
+        yield "exported", "FAULT", f"{cli.join_some(facts['kept'])}: {words}"
+    if facts["foreign"]:
+        words = "in the artifact, but not in a newly built model"
+        yield "whole", "FAULT", f"{cli.join_some(facts['foreign'])}: {words}"
+    name, gap = max(facts["gaps"].items(), key=lambda pair: pair[1], default=("none", 0.0))
+    text = f"stored tensors differ from the exported ones by up to {gap:.2g} of their norm: {name}"
+    fault = "" if gap <= GAP else text
+    shifted, shift = max(facts["shifts"].items(), key=lambda pair: pair[1], default=("none", 0.0))
+    if not fault and shift > SHIFT:
+        fault = f"the stored numbers of {shifted} are shifted: the mean of their errors is "
+        fault += f"{shift:.2g} of the errors' root mean square, where rounding has less than 0.1"
+    yield verdict("stored", fault, text)
+    if facts.get("rest", 1.0) <= REST:
+        yield average_verdict(facts["average"])
+
+
+def average_verdict(shares):
+    """Judge which share the initial weights and those after each step have in the export."""
+    total = sum(shares)
+    places = ["the initial weights", *(f"step {i}" for i in range(1, len(shares)))]
+    pairs = zip(places, shares, strict=True)
+    used = {place: share for place, share in pairs if abs(share) > SHARE}
+    if [*used] == places[-1:] and abs(total - 1) <= 5 * SHARE:
+        return "average", "ok", "the exported weights are those after the last step"
+    text = "the exported weights consist of those of "
+    text += cli.join_some([f"{place} ({share:.1%})" for place, share in used.items()], 24)
+    if abs(total - 1) > 5 * SHARE:
+        return "average", "FAULT", f"{text}; the shares add up to {total:.4f}"
+    words = odd_shares(shares, used)
+    return "average", "note" if words else "ok", "; ".join([text, *words])
+
+
+def odd_shares(shares, used):
+    """Return in words what is unusual in the shares of an average."""
+    words = []
+    last = len(shares) - 1
+    if any(is_moving_average(shares, start) for start in range(last)):
+        return words
+    if f"step {last}" not in used:
+        words.append(
+            "the weights after the last step have no share: does the average take the weights "
+            "before the optimizers have stepped?"
+        )
+    if "the initial weights" in used:
+        words.append("do the initial weights belong to it?")
+    for place, share in used.items():
+        others = [each for name, each in used.items() if name != place]
+        if len(others) >= 3 and max(others) - min(others) < SHARE < abs(share - others[0]):
+            words.append(f"is the share of {place} intended? All others are equal")
+    return words
+
+
+def is_moving_average(shares, start):
+    """Return True if these are the shares of a moving average that began as a copy of the weights
+    after `start` steps."""
+    last = len(shares) - 1
+    decay = 1 - shares[-1]
+    wanted = [0.0] * start + [decay ** (last - start)]
+    wanted += [(1 - decay) * decay ** (last - step) for step in range(start + 1, last + 1)]
+    return all(abs(a - b) < SHARE for a, b in zip(shares, wanted, strict=True))
+
+
+def loss_verdicts(full, facts):
+    """Compare the training loss of the last step with the score's loss of the same sequences."""
+    if "score_loss" not in facts:
+        return
+    step = max(full.steps)
+    trained, scored = full.steps[step][0], facts["score_loss"]
+    text = f"with the same weights, the sequences of step {step} have the training loss "
+    text += f"{trained:.5g} and the score's loss {scored:.5g}"
+    if abs(trained - scored) <= SAME_LOSS * scored:
+        yield "loss", "ok", text
+        return
+    why = "this is right for dropout, an added loss, smoothed or hidden targets; otherwise, logits "
+    why += "are computed in another way, inputs hold targets, or the loss is divided wrongly"
+    yield "loss", "note", f"{text}: {why}"
+
+
+def artifact_verdicts(facts):
+    yield dtype_verdict(facts["wide"])
+    faults = []
+    if facts["unused"]:
+        faults.append(f"no logit depends on {cli.join_some(facts['unused'])}")
+    if facts["twice"]:
+        words = "the same memory as another tensor, so it is stored twice"
+        faults.append(f"{cli.join_some(facts['twice'])}: {words}")
+    good = f"logits depend on each of the {facts['tensors']} stored tensors"
+    yield verdict("artifact", "; ".join(faults), good)
+
+
+def sight_verdicts(sight):
+    """Judge which tokens logits depend on, in sequences of the script's own length."""
+    where = f"of two sequences of {sight['length']} tokens"
+    if sight.get("random"):
+        yield (
+            "look-ahead",
+            "FAULT",
+            "two equal calls of logits return different values in eval mode",
+        )
+        return
+    ignored = cli.join_some(sight["ignored"])
+    fault = ignored and f"logits do not depend on their own token at positions {ignored} {where}"
+    yield verdict("own-token", fault, "logits depend on the token at their own position")
+    leaks = cli.join_some(sight["leaks"])
+    fault = leaks and f"logits change with later tokens at positions {leaks} {where}"
+    good = f"no logit depends on later tokens, in sequences of {sight['length']}"
+    yield verdict("look-ahead", fault, good)
+    if "short" in sight:
+        yield "look-ahead", "note", f"longer sequences were not checked: {sight['short']}"
+
+
+def dtype_verdict(wide):
+    if isinstance(wide, str):
+        # Another error may mean that the model needs CUDA.
+        is_mixed = "dtype" in wide or "scalar type" in wide
+        text = f"the model does not run in bfloat16: {wide}"
+        return "dtype", "FAULT" if is_mixed else "note", text
+    fault = "the score is computed in bfloat16" if "bfloat16" in wide["score"] else ""
+    if wide["blocks"]:
+        fault = f"blocks {cli.join_some(wide['blocks'])} return float32"
+    words = "with bfloat16 activations"
+    good = f"{words} all blocks return bfloat16, and the score is float32"
+    return verdict("dtype", fault and f"{words} {fault}", good)
+
+
+def score_verdicts(lab, full, facts, score_differs):
+    """Compare the printed score with the one computed from the logits, and the logged sizes with
+    those of the files."""
+    bits = facts["targets"] / math.log(2)
+    computed = facts["nats"], facts["nats"] * bits / lab.val_bytes
+    printed = full.scores
+    text = "printed {:.6f} nats {:.6f} bpb, computed here {:.6f} nats {:.6f} bpb"
+    text = text.format(*printed, *computed)
+    if score_differs:
+        if fault := target_fault(lab, facts):
+            yield "targets", "FAULT", fault
+        counted = printed[0] / math.log(2) / printed[1]
+        actual = lab.val_bytes / facts["targets"]
+        sizes = f"{counted:.4f} bytes per scored target, {actual:.4f} in the whole split"
+        left = "please judge: is each token scored once, and is the difference plausible?"
+        yield "score", "note", f"{text}; {sizes}; {left}"
+    elif not facts["foreign"]:  # with foreign tensors there is no model to compute the score with
+        equal = np.allclose(computed, printed, rtol=0, atol=2e-5)  # sums in another order
+        yield verdict("score", "" if equal else text, text)
+    code, model = len(lab.script.read_bytes()), len(full.artifact)
+    logged_code, logged_model = full.log.code_bytes or 0, full.log.model_bytes or 0
+    fault = ""
+    if logged_code < code or logged_model < model:
+        fault = f"the log has {logged_code:,} + {logged_model:,} bytes, "
+        fault += f"the files have {code:,} + {model:,}"
+    yield verdict("bytes", fault, "the log counts all bytes of script and artifact")
+
+
+def target_fault(lab, facts):
+    """Return in words whether targets are missing (a last sequence may be), or whether more bytes
+    are counted than the validation split has; empty if there is no fault."""
+    if not facts["counted"]:
+        return ""
+    counted, targets = facts["counted"]
+    if not facts["targets"] - lab.seq_len <= targets <= facts["targets"]:
+        return f"{targets:.0f} of {facts['targets']} targets are counted"
+    if counted > lab.val_bytes + 0.5:
+        return f"{counted:.0f} bytes are counted, but the split has {lab.val_bytes}"
+    return ""
+
+
+def sum_verdict(run):
+    sums = read_note(run, "facts").get("shares", [])
+    if not any(math.isfinite(each) for each in sums):
+        return "sum", "note", run.error or "a target cannot be scored alone"
+    text = "the probabilities of all values add up to {:.6f} for the last target alone, to {:.6f} "
+    text += "for the first one alone, and to {:.6f} for the last one if all others are scored, too"
+    text = text.format(*sums)
+    return verdict("sum", text if any(each > 1 + 2e-4 for each in sums) else "", text)
+
+
+def scorer_verdict(run):
+    found = read_note(run, "facts").get("late", [])
+    late = [f"those of the first {n} by {gap:.2g}" for n, gap in found if not gap <= LATE]
+    fault = late and f"losses change with the tokens after the targets: {', '.join(late)}"
+    counts = ", ".join(str(n) for n, _ in found) or "none"
+    good = f"the losses of the first {counts} targets do not change with later tokens"
+    return verdict("scorer", fault, good)
+
+
+def setting_verdicts(full, runs):
+    """Yield a note on the given settings that made no difference at all."""
+    without = [run for name, run in runs.items() if name.startswith("without-")]
+    same = [run.name.removeprefix("without-") for run in without if not differences(full, run)]
+    if same:
+        words = "made no difference, not in a single bit: is it the default, or only about speed?"
+        yield "settings", "note", f"{', '.join(same)}: {words}"
+
+
+def file_verdicts(lab, run):
+    """Yield a note on files that the run opened or left and that a usual run does not have."""
+    script, data, own = (re.escape(str(path)) for path in (lab.script, lab.data, run.folder))
+    known = rf".*\.pyc?(\.\d+)?$|{script}$|{data}[-\w]*/"
+    known += rf"(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
+    known += rf"|{own}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
+    # The temporary folder of the runs may be in one of these folders, for example in /dev/shm.
+    systems = f"{sys.prefix}/", f"{sys.base_prefix}/", "/proc/", "/sys/", "/dev/", "/etc/"
+    files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
+    files |= {
+        path
+        for path in read_note(run, "opened")
+        if path.startswith(f"{run.folder.parent}/") or not path.startswith(systems)
+    }
+    files = [path for path in files if not re.match(known, path)]
+    if files:
+        names = sorted(path.removeprefix(f"{run.folder}/") for path in files)
+        words = "a usual run does not open or leave these files; is that intended?"
+        yield "files", "note", f"{cli.join_some(names)}: {words}"
+
+
+def trains_verdicts(runs, base):
+    """Say which optimizer trains which matrix. If there is a base, yield a note on the parameters
+    that it lacks or that another optimizer trains there."""
+    trains = {name: (by, tuple(shape)) for name, (by, shape) in trained_by(runs["full"]).items()}
+    before = trained_by(runs["base"]) if base else {}
+    new = {name: pair for name, pair in trains.items() if pair[0] != before.get(name, [0])[0]}
+    if before and new:
+        yield "trains", "note", f"other than in {base.name}, {group_names(new)}"
+    elif trains:
+        matrices = {name: pair for name, pair in trains.items() if len(pair[1]) > 1}
+        yield "trains", "ok", group_names(matrices)
+
+
+def trained_by(run):
+    """Return {name of a parameter: [the optimizer that trains it, its shape]}."""
+    return read_note(run, "trains")
+
+
+def group_names(trains):
+    """Return in words what trains what. Names that differ only in numbers are one group."""
+    counts = Counter((by, re.sub(r"\d+", "*", name), shape) for name, (by, shape) in trains.items())
+    words = []
+    for optimizer in dict.fromkeys(by for by, _, _ in counts):
+        parts = []
+        for (by, name, shape), count in counts.items():
+            if by == optimizer:
+                times = f", {count} times" if count > 1 else ""
+                parts.append(f"{name} ({' x '.join(map(str, shape))}{times})")
+        words.append(f"{optimizer} trains {', '.join(parts)}")
+    return "; ".join(words)
+
+
+def speed_verdicts(lab, runs):
+    """Yield what would make a GPU wait: values that the host reads in a step, and compiling."""
+    lines = lab.script.read_text("utf-8").splitlines()
+
+    def quote(number):
+        return f"line {number} `{lines[int(number) - 1].strip()}`" if int(number) else "a library"
+
+    run = runs["reads"]
+    reads = read_note(run, "reads")
+    if run.error:
+        yield "reads", "note", f"a run that counts values that the host reads ends: {run.error}"
+    elif reads:
+        words = [f"{quote(line)} (in {len(steps)} steps)" for line, steps in reads.items()]
+        why = "the host reads a value that the device computes, and on a GPU it waits there"
+        yield "reads", "note", f"{why}: {cli.join_some(words, 4)}"
+    else:
+        yield "reads", "ok", "in no step the host reads a value that the device computes"
+    run = runs["compiled"]
+    found = read_note(run, "compiled")
+    if run.error:
+        yield "compiles", "note", f"a run with TORCH_COMPILE=1 ends: {run.error}"
+    elif found:
+        places = [*dict.fromkeys(place for place, _, _ in found)]
+        _, line, reason = found[0]
+        guard = re.search(r"failure\(s\):\s*- (?:\d+/\d+: )?(.*)", reason)
+        why = f", because this does not hold: {guard[1].partition(' (HINT')[0]}" if guard else ""
+        text = f"torch.compile compiles again in {cli.join_some(places)}, "
+        text += f"first for {quote(line)}{cli.one_line(why)}"
+        yield "compiles", "note", text
+    else:
+        yield "compiles", "ok", "after the warm-up and the first validation, nothing is compiled"
+
+
+def edit_verdicts(base, runs, changed):
+    """Yield notes on what the edit changes, and on lines of the edit that no run executed."""
+    unedited = runs["base"]
+    if unedited.error:
+        text = unedited.error
+    else:
+        text = f"against {base.name} the edit changes "
+        none = "nothing on one rank, not in a single bit: is its setting given here (not in the "
+        none += (
+            "environment), and large enough for 5 layers of 32 channels? is it only about speed?"
+        )
+        text += differences(unedited, runs["full"]) or none
+    yield "effect", "note", text
+    noted = [read_note(run, "lines", rank) for run in runs.values() for rank in run.ranks]
+    missed = changed.keys() - {*chain(*noted)}
+    if missed:
+        words = [f"{number} `{changed[number].strip()}`" for number in sorted(missed)]
+        yield "lines", "note", f"no run executed these lines of the edit: {cli.join_some(words, 4)}"
+
+
+def changed_lines(script, base):
+    """Return {number: text} of the lines of code that `base` does not have."""
+    source = script.read_text("utf-8")
+    known = {*base.read_text("utf-8").splitlines()}
+    can_run = code_lines(compile(source, "", "exec", dont_inherit=True))
+    lines = enumerate(source.splitlines(), 1)
+    return {number: line for number, line in lines if number in can_run and line not in known}
+
+
+def code_lines(code):
+    """Return the numbers of the lines that can be executed."""
+    inner = [code_lines(each) for each in code.co_consts if hasattr(each, "co_lines")]
+    return {number for _, _, number in code.co_lines() if number}.union(*inner)
+
+
+def verdicts(script, settings, base=None, score_differs=False):
+    """Yield (property, "ok", "note" or "FAULT", text) for a script with these settings. Raises
+    ToolError if the script does not run."""
+    with tempfile.TemporaryDirectory(prefix="verify-") as folder:
+        lab = Lab(Path(folder), script, settings)
+        base = base and Path(base).resolve()
+        if base and base.read_bytes() == lab.script.read_bytes():
+            base = None
+        yield from verify(lab, base, score_differs)
