@@ -16,9 +16,6 @@ ROWS = (ROOT / "tests/wrong_use.txt").read_text("utf-8").splitlines()[1:]
 SOURCES = [path for folder in ("data", "tools") for path in sorted((ROOT / folder).glob("*.py"))]
 PROGRAMS = [path for path in SOURCES if '__name__ == "__main__"' in path.read_text("utf-8")]
 
-# verify.py imports what it needs before it reads its options.
-HELPFUL = [path for path in PROGRAMS if path.name != "verify.py"]
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -142,7 +139,7 @@ def test_the_message_on_a_missing_package_has_its_requirements_file(
     )
 
 
-@pytest.mark.parametrize("program", HELPFUL, ids=lambda path: path.name)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
 def test_help_needs_no_packages(program: Path, tmp_path: Path) -> None:
     """A user reads it before installing anything. -S leaves out all installed packages."""
     command = [sys.executable, "-I", "-S", program, "--help"]
