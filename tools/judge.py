@@ -214,7 +214,10 @@ def late_runs(lab, runs, score_differs):
         short = lab.with_validation("short", lambda tokens: repeat_end(tokens, lab.seq_len))
         whole = lab.with_validation("whole", lambda tokens: tokens)
         look = probes.look_inside
-        late.append(Run(lab, "sum", look, probes.sum_shares, full.folder, DATA_PATH=short))
+        # The three sequences must be more than one batch: what is learned from a batch may be used
+        # only in later ones.
+        settings = {"DATA_PATH": short, "VAL_BATCH_SIZE": lab.val_batch_size // 2}
+        late.append(Run(lab, "sum", look, probes.sum_shares, full.folder, **settings))
         late.append(Run(lab, "scorer", look, probes.find_late, full.folder, DATA_PATH=whole))
     find_facts = partial(probes.find_facts, length=lab.own_seq_len)
     late.append(Run(lab, "model", probes.look_inside, find_facts, full.folder))

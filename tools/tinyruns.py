@@ -133,6 +133,7 @@ class Lab:
             raise ToolError(f"ITERATIONS={self.steps} must be at least 6")
         self.seq_len = config["TRAIN_SEQ_LEN"]
         self.own_seq_len = own["TRAIN_SEQ_LEN"]
+        self.val_batch_size = config["VAL_BATCH_SIZE"]
         self.data = folder / "data"
         self.data.mkdir()
         self.val_bytes = make_data(self.data, self.seq_len, config["VOCAB_SIZE"])
