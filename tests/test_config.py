@@ -361,7 +361,7 @@ def test_processes_that_would_each_train_alone_are_refused(
     """srun and mpirun start them; torchrun sets RANK, and one task is one process."""
     settings = small_environment(tmp_path / "data")
     code, _, err = main(**settings, **{name: "8"})
-    assert code == 2 and f"{name}=8 processes were started without torchrun" in err
+    assert code == 2 and f"8 processes were started without torchrun ({name}=8)" in err
     assert "start one torchrun per machine" in err
     assert train_gpt.find_wrong_launch({name: "1"}) == []
     launched = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0"}

@@ -95,7 +95,7 @@ def published(config: tg.Config, step: int, elapsed_ms: float) -> float:
 def simulate(config: tg.Config, device: Device) -> tuple[tg.Trainer, list[tuple[float, float]]]:
     """Trains on `device`, without work; (used, published) multiplier of each step from 1 on."""
     runtime, pairs = make_runtime(config), []
-    runtime.steps_late = 2 if device.device_s else 0
+    runtime.read_delay_steps = 2 if device.device_s else 0
     trainer = tg.Trainer(config, runtime, make_log(), open_data(config))
     runtime.cuda, weights = device.device_s > 0, list(trainer.model.parameters())
     train_step, (adam, muon) = trainer.train_step, (trainer.adam, trainer.muon)

@@ -93,7 +93,7 @@ def test_a_signal_that_is_read_late_ends_all_ranks_at_the_same_step(
 ) -> None:
     """On CUDA, the host reads the messages of other ranks two steps late."""
     edits = edit_at_step(12, code_to_kill(signal.SIGTERM), rank=1)
-    edits |= {"self.steps_late = 2 if self.cuda else 0": "self.steps_late = 2"}
+    edits |= {"self.read_delay_steps = 2 if self.cuda else 0": "self.read_delay_steps = 2"}
     run = Live(tmp_path, 2, edits, **data | {"TRAIN_LOG_EVERY": 0, "CHECKPOINT_EVERY": 0})
     assert assert_interrupted(run, signal.SIGTERM, 2) == 15
     again = Live(tmp_path, 2, **data | {"RESUME": "auto"}).finish()
@@ -191,7 +191,7 @@ def test_a_loss_or_gradient_that_is_not_finite_ends_all_ranks(
     condition = f"self.step == 9 and self.runtime.rank == {rank}"
     edits = f"            with torch.enable_grad():\n                if {condition}:\n"
     edits = {line: f"{edits}                    loss = {bad[what]}\n{line}"}
-    edits |= {"self.steps_late = 2 if self.cuda else 0": f"self.steps_late = {late}"}
+    edits |= {"self.read_delay_steps = 2 if self.cuda else 0": f"self.read_delay_steps = {late}"}
     run = Live(tmp_path, ranks, edits, **data | {"CHECKPOINT_EVERY": 3, "VAL_LOSS_EVERY": 0})
     assert run.wait_for_exit() == [1] * max(1, ranks), run.err
     subject = f"the loss of rank {rank}" if what == "loss" else "the gradient"
