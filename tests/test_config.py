@@ -377,4 +377,5 @@ def test_incomplete_variables_of_a_launcher_are_one_line(
     code, _, err = main(**small_environment(tmp_path / "data"), **given)
     [fault] = listed_faults(err)
     assert code == 2 and fault.startswith(f"RANK={given['RANK']} WORLD_SIZE=")
-    assert fault.endswith("start with torchrun, or `unset RANK`")
+    assert "all three must be whole numbers, and RANK must be less than WORLD_SIZE" in fault
+    assert fault.endswith("start the script with torchrun, which sets them, or `unset RANK`")
