@@ -63,9 +63,9 @@ FAULTS = {
     "large": Fault(  # artifact, only at full width
         "root",
         FULL_WIDTH,
-        "    write_result(log, log.path.with_suffix",
+        "    try_to_write(log, log.path.with_suffix",
         "    data += bytes(9_000_000 if run.config.model_dim >= 512 else 0)\n"
-        "    write_result(log, log.path.with_suffix",
+        "    try_to_write(log, log.path.with_suffix",
     ),
     "reserve": Fault(  # for GPTQ is ignored
         "sp8192", NARROW, "return 1e3 * (limit - reserve)", "return 1e3 * limit"
