@@ -29,19 +29,19 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "data"), str(ROOT / "tools")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "data"))
 import dataset
 import quickstart
 import tokenize_docs
-from dataset import cli
+from dataset import ROOT, cli
 
 VARIANTS = Path(__file__).with_name("laptop")
-RECIPES = (
-    "leaky_relu2 xsa ema sliding_window smear_gate bigram_hash muon_weight_decay polar_express "
-    "parallel_residuals partial_rope layer_scale two_lanes skip_gates attn_gate loop "
-    "warmdown_share muon_row_norm int6 documents"
-).split()
+RECIPES = [
+    "leaky_relu2", "xsa", "ema", "sliding_window", "smear_gate", "bigram_hash",
+    "muon_weight_decay", "polar_express", "parallel_residuals", "partial_rope", "layer_scale",
+    "two_lanes", "skip_gates", "attn_gate", "loop", "warmdown_share", "muon_row_norm", "int6",
+    "documents",
+]  # fmt: skip
 PACKAGES = "torch", "numpy", "huggingface_hub"
 MIN_DOCSTRING = 200  # characters; shorter ones are signatures more than prose
 
