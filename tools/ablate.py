@@ -5,12 +5,16 @@
     ITERATIONS=2000 python3 tools/ablate.py --vary MATRIX_LR=0.03,0.04 --vary MLP_MULT=2,3 \\
         -- torchrun --standalone --nproc_per_node=8 train_gpt.py
     python3 tools/ablate.py --script train_gpt.py,ema.py -- python3 {script}
+    python3 tools/ablate.py --variants ideas.txt --for-each DATA_PATH=code,prose --jobs 2 -- ...
 
 ablate.py runs the command after -- as it is, with SEED, RUN_ID and the varied settings in its
 environment. The command must write logs/<RUN_ID>.jsonl below the folder where ablate.py is started.
 Each combination of values is a variant, and all variants are compared with the first one. --script
-replaces {script} in the command by each of the scripts. A round runs every variant with one seed,
-and each round starts with the next variant. Variants are compared seed by seed. ablate.py prints
+replaces {script} in the command by each of the scripts. --variants reads variants from a file, one
+in each line, such as `ema: EMA_DECAY=0.99`; the first line may be `base:`. --for-each repeats all
+runs with each of its values, for example on several texts, and compares only runs of the same
+value. A round runs every variant with one seed, and each round starts with the next variant.
+Variants are compared seed by seed. ablate.py prints
 the differences with 95 % intervals, and calls a difference measurable if it is significant after a
 correction for the number of variants.
 
@@ -31,11 +35,13 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +51,7 @@ import cli
 from cli import ToolError
 from figures import import_matplotlib
 from packed import parse_script, unpack_script
-from report import plot, report
+from report import Effect, plot, plot_effects, report
 from runs import Logs, Run, parse_value, read_log
 from samples import (
     Test,
@@ -76,44 +82,92 @@ SURROUNDINGS = re.compile(
 AGAIN = "give --out another folder to make all runs again, or restore what has changed"
 
 
+Settings = tuple[tuple[str, str], ...]  # (NAME, value) pairs
+
+
+def format_settings(settings: Settings) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings)
+
+
 class Variant(NamedTuple):
     """A combination of values, and a script if scripts are varied."""
 
-    settings: tuple[tuple[str, str], ...]
+    settings: Settings
     script: str | None = None  # as the user wrote it
+    name: str = ""  # in the file of --variants
 
     @property
     def label(self) -> str:
-        parts = [self.script] if self.script else []
-        return " ".join([*parts, *(f"{name}={value}" for name, value in self.settings)])
+        parts = [self.name] if self.name else [self.script or "", format_settings(self.settings)]
+        return " ".join(part for part in parts if part)
 
 
 class PlannedRun(NamedTuple):
-    """A variant with a seed."""
+    """A variant with a seed, in one of the blocks of --for-each."""
 
+    block: Settings
     variant: Variant
     seed: int
     run_id: str
     command: Sequence[str]
     log: Path
 
+    @property
+    def settings(self) -> Settings:
+        return self.block + self.variant.settings
 
-def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
+    @property
+    def label(self) -> str:
+        return " ".join([*filter(None, [format_settings(self.block), self.variant.label])])
+
+
+def parse_vary(texts: Sequence[str], option: str = "--vary") -> dict[str, list[str]]:
     """Return {NAME: values} of texts such as NAME=v1,v2. Raises ToolError if one is malformed."""
     settings: dict[str, list[str]] = {}
     for text in texts:
         name, sign, values = text.partition("=")
         if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise ToolError(f"--vary {text} must be NAME=value,value, such as TRAIN_PREFETCH=1,0")
+            raise ToolError(f"{option} {text} must be NAME=value,value, such as TRAIN_PREFETCH=1,0")
         if name in SET_FOR_EACH_RUN:
-            raise ToolError(f"--vary {text}: every run has its own {name}; use --seeds for seeds")
+            raise ToolError(f"{option} {text}: every run has its own {name}; use --seeds for seeds")
         sign = ";" if ";" in values else ","
         settings.setdefault(name, []).extend(v.strip() for v in values.rstrip(";").split(sign))
         if "" in settings[name] or len(set(settings[name])) < len(settings[name]):
             raise ToolError(
-                f"--vary {text}: the values must be comma-separated, distinct and not empty"
+                f"{option} {text}: the values must be comma-separated, distinct and not empty"
             )
     return settings
+
+
+def read_variants(path: Path) -> list[Variant]:
+    """Return the variants in a file: a name in each line, a colon, and settings NAME=value, which
+    may be quoted as in a shell. Raises ToolError if a line is malformed or a name is there twice.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ToolError(f"--variants {path} cannot be read: {cli.one_line(error)}") from error
+    variants: dict[str, Variant] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        where = f"--variants {path}, line {number}"
+        name, colon, words = (part.strip() for part in line.partition(":"))
+        try:
+            pairs = [word.partition("=") for word in shlex.split(words)]
+        except ValueError as error:
+            raise ToolError(f"{where}: {error}") from error
+        names = [pair[0] for pair in pairs]
+        are_settings = all(sign and re.fullmatch(r"\w+", each) for each, sign, _ in pairs)
+        if not (name and colon and are_settings):
+            raise ToolError(f"{where}: `{line}` must be `name: NAME=value NAME=value ...`")
+        if len(set(names)) < len(names) or set(names) & {*SET_FOR_EACH_RUN}:
+            words = "each setting may be there once, and SEED and RUN_ID are set for each run"
+            raise ToolError(f"{where}: {words}")
+        if name in variants:
+            raise ToolError(f"{where}: the name {name} is there twice; give each variant its own")
+        variants[name] = Variant(tuple((n, value) for n, _, value in pairs), None, name)
+    return [*variants.values()]
 
 
 def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
@@ -142,23 +196,43 @@ def parse_seeds(text: str) -> list[int]:
 
 
 class Ablation:
-    """The planned runs, and `folder` for report.txt, picture.png and what each run printed. The
-    runs write their logs to logs/<RUN_ID>.*, as always."""
+    """The planned runs, and `folder` for report.txt, the plots and what each run printed. The runs
+    write their logs to logs/<RUN_ID>.*, as always."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.vary = parse_vary(options.vary)
         self.command = options.command
+        self.jobs = options.jobs
         self.seeds = parse_seeds(options.seeds)
-        self.variants = [
-            Variant(tuple(zip(self.vary, values, strict=True)), script)
-            for script in parse_scripts(options.script, options.command)
-            for values in itertools.product(*self.vary.values())
-        ]
+        vary = parse_vary(options.vary)
+        scripts = parse_scripts(options.script, options.command)
+        if options.variants and (vary or options.script):
+            raise ToolError(
+                "--variants cannot be combined with --vary or --script; give one of them"
+            )
+        if options.variants:
+            self.variants = read_variants(options.variants)
+        else:
+            self.variants = [
+                Variant(tuple(zip(vary, values, strict=True)), script)
+                for script in scripts
+                for values in itertools.product(*vary.values())
+            ]
         if len(self.variants) < 2:
             raise ToolError(
                 "nothing to compare: give at least two values, such as MLP_MULT=2,4, or two scripts"
             )
-        self.varied = [*(["script"] if options.script else []), *self.vary]
+        for_each = parse_vary(options.for_each, "--for-each")
+        self.blocks: list[Settings] = [
+            tuple(zip(for_each, values, strict=True))
+            for values in itertools.product(*for_each.values())
+        ]
+        own = [name for variant in self.variants for name, _ in variant.settings]
+        if both := sorted(for_each.keys() & set(own)):
+            raise ToolError(f"--for-each {both[0]}: the variants set {both[0]}, too; set it once")
+        self.names = [*for_each, *dict.fromkeys(own)]  # of all settings that differ between runs
+        self.varied = [*(["script"] if options.script else []), *vary]
+        if options.variants:
+            self.varied = [options.variants.stem]
         self.folder = options.out or Path("logs", f"ablate-{'-'.join(self.varied).lower()}"[:80])
         known = self.known_settings()
         self.names_in_files: set[str] = set()  # possible variables in the files of the commands
@@ -166,8 +240,9 @@ class Ablation:
         for round_number, seed in enumerate(self.seeds):
             # Each round begins one variant further, so that no variant always comes first.
             first = round_number % len(self.variants)
-            for variant in self.variants[first:] + self.variants[:first]:
-                self.runs.append(self.plan_run(variant, seed, known))
+            for block in self.blocks:
+                for variant in self.variants[first:] + self.variants[:first]:
+                    self.runs.append(self.plan_run(block, variant, seed, known))
 
     def build_command(self, variant: Variant) -> list[str]:
         return [word.replace(SCRIPT, variant.script or SCRIPT) for word in self.command]
@@ -181,15 +256,17 @@ class Ablation:
             known = {str(TRAINER): read_setting_names(TRAINER)}
             if all(Path(word).resolve() != QUICKSTART for word in words):
                 return known  # another trainer may have other settings
-        for (script, names), name in itertools.product(known.items(), self.vary):
+        for (script, names), name in itertools.product(known.items(), self.names):
             by_itself = find_variables(Path(script).read_bytes())
             if name not in {*names, *by_itself} and not SYSTEM_VARIABLES.match(name):
                 similar = cli.did_you_mean(name, names)
                 words = f"{script} has no such setting; --help lists them{similar}"
-                raise ToolError(f"--vary {name}: {words}")
+                raise ToolError(f"{name}: {words}")
         return known
 
-    def plan_run(self, variant: Variant, seed: int, known: dict[str, set[str]]) -> PlannedRun:
+    def plan_run(
+        self, block: Settings, variant: Variant, seed: int, known: dict[str, set[str]]
+    ) -> PlannedRun:
         """Return a run whose RUN_ID contains a checksum of all that decides the run's result: the
         command, the files in the command and those that they import, train_gpt.py, the given
         settings, and the environment variables whose names are in these files or that PyTorch
@@ -205,13 +282,14 @@ class Ablation:
         names |= mentioned
         names -= {name for name in names if SURROUNDINGS.fullmatch(name)} | {*SET_FOR_EACH_RUN}
         settings = {name: os.environ[name] for name in names & os.environ.keys()}
-        settings |= dict(variant.settings)
+        settings |= dict(block + variant.settings)
         checksum = hashlib.sha256(repr((command, contents, sorted(settings.items()))).encode())
         words = [variant.script.removesuffix(".py")] if variant.script else []
-        words += [value for _, value in variant.settings]
+        words += [variant.name] if variant.name else [value for _, value in variant.settings]
+        words += [Path(value).name for _, value in block]
         readable = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words))[:40]
         run_id = f"{self.folder.name}-{readable}-{checksum.hexdigest()[:8]}-seed{seed}"
-        return PlannedRun(variant, seed, run_id, command, Path("logs", f"{run_id}.jsonl"))
+        return PlannedRun(block, variant, seed, run_id, command, Path("logs", f"{run_id}.jsonl"))
 
     def read_result(self, run: PlannedRun) -> Run | None:
         """Return the run as its log describes it; None if it is not finished."""
@@ -231,28 +309,47 @@ class Ablation:
             self.check_data_of(kept)
             print(f"{len(kept)} of {len(self.runs)} runs are finished and kept")
         began = time.monotonic()
-        for number, run in enumerate(todo, 1):
-            label = f"{run.variant.label} seed {run.seed}"
-            prefix = f"[{number}/{len(todo)}] {label}"
-            print(f"{prefix}: started", flush=True)
-            code, log = self.run_one(run)
-            if code == 0 and log:
-                left = (time.monotonic() - began) / number * (len(todo) - number)
-                print(f"{prefix}: finished, about {left:,.0f} s left", flush=True)
-                continue
-            reason = f"exit code {code}"
-            if code == 0:
-                reason += f", but the run in {run.log} did not finish"
-            print(f"{prefix}: FAILED ({reason})")
-            self.print_end_of_output(run)
-            failures.append(f"{label}: {reason}")
-            if code == 0 and not run.log.exists():
-                words = "the command must train, and must not set RUN_ID itself"
-                raise ToolError(f"{run.log} was not written; {words}")
-            if code == 2:  # wrong usage
-                reason = "the command rejects its settings (see above), so no other run was started"
-                raise ToolError(f"{label}: {reason}")
+        waiting = deque(enumerate(todo, 1))
+        started: list[tuple[PlannedRun, str, subprocess.Popen[bytes]]] = []
+        ended = 0
+        try:
+            while waiting or started:
+                while waiting and len(started) < self.jobs:
+                    number, run = waiting.popleft()
+                    prefix = f"[{number}/{len(todo)}] {run.label} seed {run.seed}"
+                    print(f"{prefix}: started", flush=True)
+                    started.append((run, prefix, self.start(run)))
+                time.sleep(0.02)
+                for each in [each for each in started if each[2].poll() is not None]:
+                    started.remove(each)
+                    ended += 1
+                    run, prefix, child = each
+                    left = (time.monotonic() - began) / ended * (len(todo) - ended)
+                    failures += self.conclude_run(run, prefix, child.returncode, left)
+        finally:
+            for _, _, child in started:
+                end_process_group(child)
         return failures
+
+    def conclude_run(self, run: PlannedRun, prefix: str, code: int, left: float) -> list[str]:
+        """Print how a run has ended, and return its failure in a list, empty if there is none.
+        left: seconds until all runs have ended. Raises ToolError if other runs would fail, too."""
+        if code == 0 and self.read_result(run):
+            print(f"{prefix}: finished, about {left:,.0f} s left", flush=True)
+            return []
+        reason = f"exit code {code}"
+        if code == 0:
+            reason += f", but the run in {run.log} did not finish"
+        print(f"{prefix}: FAILED ({reason})")
+        self.print_end_of_output(run)
+        failure = f"{run.label} seed {run.seed}: {reason}"
+        if code == 0 and not run.log.exists():
+            words = "the command must train, and must not set RUN_ID itself"
+            raise ToolError(f"{run.log} was not written; {words}")
+        if code == 2:  # wrong usage
+            reason = "the command rejects its settings (see above), so no other run was started"
+            raise ToolError(f"{run.label} seed {run.seed}: {reason}")
+        return [failure]
 
     def check_data_of(self, kept: Sequence[PlannedRun]) -> None:
         """Raise ToolError if a shard that a finished run has used has changed since: then the other
@@ -275,15 +372,17 @@ class Ablation:
         lines = printed.decode("utf-8", "replace").splitlines()[-12:]
         print("\n".join(f"      {line[:300]}" for line in lines), flush=True)
 
-    def run_one(self, run: PlannedRun) -> tuple[int, Run | None]:
-        """Run it from its beginning; return its exit code and its result. The files of an earlier,
-        unfinished attempt are removed."""
+    def start(self, run: PlannedRun) -> "subprocess.Popen[bytes]":
+        """Start a run from its beginning. What it prints is written to a file of `folder`. The
+        files of an earlier, unfinished attempt are removed."""
         for path in Path("logs").glob(f"{run.run_id}.*"):
             path.unlink()
         shutil.rmtree(Path("checkpoints", run.run_id), ignore_errors=True)
-        settings = dict(run.variant.settings) | {"SEED": str(run.seed), "RUN_ID": run.run_id}
-        code = run_child(run.command, settings, self.folder / f"{run.run_id}.out")
-        return code, self.read_result(run)
+        settings = dict(run.settings) | {"SEED": str(run.seed), "RUN_ID": run.run_id}
+        with open(self.folder / f"{run.run_id}.out", "wb") as out:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
+            environ = {**os.environ, **settings}
+            return subprocess.Popen(run.command, env=environ, start_new_session=True, **streams)
 
 
 def check_settings(run: PlannedRun, log: Run, names_in_files: Collection[str]) -> None:
@@ -293,7 +392,7 @@ def check_settings(run: PlannedRun, log: Run, names_in_files: Collection[str]) -
     logged_id = str(log.config.get("run_id", run.run_id))
     if logged_id != run.run_id:
         raise ToolError(f"{run.log} is the log of another run, {logged_id}; move it away")
-    for name, text in (*run.variant.settings, ("SEED", str(run.seed))):
+    for name, text in (*run.settings, ("SEED", str(run.seed))):
         logged = log.config.get(name.lower()) if name.isupper() else None
         read_elsewhere = SYSTEM_VARIABLES.match(name) or name in (*names_in_files, "SEED")
         if logged is None and read_elsewhere:
@@ -353,20 +452,6 @@ def read_setting_names(script: Path) -> set[str]:
         return set()
 
 
-def run_child(command: Sequence[str], settings: Mapping[str, str], output: Path) -> int:
-    """Run the command, write what it prints to the file `output`, and return its exit code. If this
-    process is interrupted, the command is ended, too."""
-    with open(output, "wb") as out:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
-        environ = {**os.environ, **settings}
-        child = subprocess.Popen(command, env=environ, start_new_session=True, **streams)
-        try:
-            return child.wait()
-        finally:
-            if child.poll() is None:
-                end_process_group(child)
-
-
 def end_process_group(child: "subprocess.Popen[bytes]") -> None:
     """End a command and all that it has started. SIGKILL comes last: torchrun needs time to end its
     workers."""
@@ -381,6 +466,7 @@ def end_process_group(child: "subprocess.Popen[bytes]") -> None:
 class Difference(NamedTuple):
     """How much higher a quantity of a variant is than that of the first variant, by seed."""
 
+    block: Settings
     variant: Variant
     metric: str
     unit: str
@@ -397,11 +483,14 @@ class Difference(NamedTuple):
         interval = f"{self.test.low:+.4g} to {self.test.high:+.4g}"
         return f"{self.test.difference:+.4g} {self.unit} ({interval})"
 
-    def cells(self) -> list[str]:
-        verdict = "measurable" if self.measurable else "not measurable"
+    @property
+    def verdict(self) -> str:
         if self.equal:
-            verdict = "equal"
-        return [self.variant.label, self.metric, str(self.pairs), self.words, verdict]
+            return "equal"
+        return "measurable" if self.measurable else "not measurable"
+
+    def cells(self) -> list[str]:
+        return [self.variant.label, self.metric, str(self.pairs), self.words, self.verdict]
 
 
 METRICS: dict[
@@ -410,25 +499,33 @@ METRICS: dict[
     "step time": ("ms", lambda run: run.step_ms),
     "input wait": ("ms per step", lambda run: run.input_wait_per_step()),
     "validation time": ("s", lambda run: run.val_total_ms and run.val_total_ms / 1e3),
+    "artifact": ("bytes", lambda run: run.model_bytes),
 }
+MANY = 3  # variants beside the first one, from which on they are also sorted by their effect
 RunsByVariant = dict[Variant, list[Run]]  # the finished runs; the first variant comes first
 
 
-def find_differences(runs: RunsByVariant) -> list[Difference]:
-    """Return the differences between the first variant and each other one that has at least two
-    seeds in common with it: first all losses, then the other quantities. Holm's method corrects
-    the losses together, and the other quantities together."""
-    first, *others = runs
-    unit = choose_unit([run for group in runs.values() for run in group])
+def find_differences(blocks: Mapping[Settings, RunsByVariant]) -> list[Difference]:
+    """Return the differences between the first variant and each other one of the same block that
+    has at least two seeds in common with it: first all losses, then the other quantities. Holm's
+    method corrects the losses of all blocks together, and the other quantities together."""
+    unit = choose_unit(
+        [run for runs in blocks.values() for group in runs.values() for run in group]
+    )
     loss = {"loss": (unit, lambda run: result_value(run, unit))}
     found = []
     for metrics in (loss, METRICS):
         together = []
-        for (metric, (metric_unit, value)), variant in itertools.product(metrics.items(), others):
-            pairs = pairs_by_seed(runs[first], runs[variant], value)
-            if len(pairs) > 1:
-                test = t_test(*zip(*pairs, strict=True), by_seed=True)
-                together.append(Difference(variant, metric, metric_unit, len(pairs), test))
+        for block, runs in blocks.items():
+            first, *others = runs
+            for (metric, (metric_unit, value)), variant in itertools.product(
+                metrics.items(), others
+            ):
+                pairs = pairs_by_seed(runs[first], runs[variant], value)
+                if len(pairs) > 1:
+                    test = t_test(*zip(*pairs, strict=True), by_seed=True)
+                    difference = Difference(block, variant, metric, metric_unit, len(pairs), test)
+                    together.append(difference)
         p_values = holm([difference.test.p_two_sided for difference in together])
         for difference, p in zip(together, p_values, strict=True):
             found.append(difference._replace(measurable=p < 0.05))
@@ -476,48 +573,102 @@ def describe_wait(change: Difference, changes: Sequence[Difference]) -> str:
     return f", of which {waited:+.4g} ms is input wait and {rest:+.4g} ms is all else"
 
 
-def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
-    """Print the report on the finished runs, write it and the plot, and return the exit code."""
-    runs: RunsByVariant = {variant: [] for variant in ablation.variants}
-    for run in ablation.runs:
-        if log := ablation.read_result(run):
-            runs[run.variant].append(log)
-    finished = [log for logs in runs.values() for log in logs]
-    if not finished:
-        print("no run has finished; what the runs printed is above")
-        return 1
-    first, *others = runs
-    found = find_differences(runs)
-    rows, verdicts = [], []
+def effect_lines(differences: Sequence[Difference]) -> list[str]:
+    """Return a table of the variants of a block, the one with the lowest loss first."""
+    rows = []
+    by_metric: dict[str, dict[Variant, Difference]] = {}
+    for difference in differences:
+        by_metric.setdefault(difference.metric, {})[difference.variant] = difference
+    losses = by_metric.get("loss", {}).values()
+    for loss in sorted(losses, key=lambda difference: difference.test.difference):
+        others = (by_metric.get(name, {}).get(loss.variant) for name in ("step time", "artifact"))
+        words = [f"{other.test.difference:+.4g} {other.unit}" if other else "" for other in others]
+        rows.append([loss.variant.label, loss.words, loss.verdict, *words])
+    head = ["variant", "loss (95 % interval)", "verdict", "step time", "artifact"]
+    return cli.format_table(head, rows)
+
+
+def block_text(block: Settings) -> str:
+    """Return what follows a title: which block it is about; empty if there is only one."""
+    return f", with {format_settings(block)}" if block else ""
+
+
+def block_report(
+    block: Settings, runs: RunsByVariant, found: Sequence[Difference], verdicts: Sequence[str]
+) -> list[list[str]]:
+    """Return the parts of the report on the runs of a block, each a list of lines."""
+    others = [*runs][1:]
+    parts = [[f"Verdict{block_text(block)}", *(f"  {line}" for line in verdicts)]]
+    if len(others) >= MANY:
+        title = f"Effect on the loss, the lowest loss first{block_text(block)}"
+        parts.append([title, *effect_lines(found)])
+    rows, waits = [], []
     for variant in others:
         changes = [difference for difference in found if difference.variant == variant]
         rows += [difference.cells() for difference in changes]
-        verdicts.append(judge(runs, variant, changes))
-    head = ["variant", "quantity", "pairs", "difference (95 % interval)", "verdict"]
-    losses = sum(difference.metric == "loss" for difference in found)
-    title = "Verdict (95 % intervals; a lower loss is better; measurable: p < 0.05, corrected by "
-    title += f"Holm for {losses} differences of losses, and for {len(found) - losses} others)"
-    blocks = [[title, *(f"  {line}" for line in verdicts)]]
+        for change in changes:
+            if words := describe_wait(change, changes):
+                difference = f"{change.test.difference:+.4g} ms{words}"
+                waits.append(f"step time of {change.variant.label}: {difference}")
     if rows:
-        title = "Differences from the first variant, paired by seed"
-        waits = [
-            f"step time of {change.variant.label}: {change.test.difference:+.4g} ms{words}"
-            for change in found
-            if (words := describe_wait(change, [c for c in found if c.variant == change.variant]))
+        head = ["variant", "quantity", "pairs", "difference (95 % interval)", "verdict"]
+        title = f"Differences from the first variant, paired by seed{block_text(block)}"
+        parts.append([title, *cli.format_table(head, rows), *waits])
+    return parts
+
+
+def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
+    """Print the report on the finished runs, write it and the plots, and return the exit code."""
+    blocks: dict[Settings, RunsByVariant] = {
+        block: {variant: [] for variant in ablation.variants} for block in ablation.blocks
+    }
+    finished = []
+    for run in ablation.runs:
+        if log := ablation.read_result(run):
+            blocks[run.block][run.variant].append(log)
+            finished.append(log)
+    if not finished:
+        print("no run has finished; what the runs printed is above")
+        return 1
+    found = find_differences(blocks)
+    losses = sum(difference.metric == "loss" for difference in found)
+    text = "95 % intervals; a lower loss is better; measurable: p < 0.05, corrected by Holm for "
+    text += f"{losses} differences of losses, and for {len(found) - losses} others"
+    if ablation.jobs > 1:
+        text += f"\n{ablation.jobs} runs shared the machine, each with OMP_NUM_THREADS="
+        text += f"{os.environ['OMP_NUM_THREADS']}, so steps took longer than they do alone"
+    parts = [[text]]
+    pictures = []  # what `plot` gets for each block
+    is_refused = False
+    for block, runs in blocks.items():
+        first, *others = runs
+        changes = [difference for difference in found if difference.block == block]
+        verdicts = [
+            judge(runs, variant, [c for c in changes if c.variant == variant]) for variant in others
         ]
-        blocks.append([title, *cli.format_table(head, rows), *waits])
+        parts += block_report(block, runs, changes, verdicts)
+        is_refused = is_refused or any(refusals(runs[first], runs[variant]) for variant in others)
+        drawn = {variant.label: logs for variant, logs in runs.items() if logs}
+        if drawn:
+            name = "".join(["picture", *(f"-{Path(value).name}" for _, value in block), ".png"])
+            pictures.append(([*drawn.values()], [*drawn], ablation.folder / name, verdicts))
     if failures:
-        blocks.append(["Failed", *(f"  {failure}" for failure in failures)])
-    blocks.append([report(Logs(finished))])
-    text = "\n\n".join("\n".join(block) for block in blocks)
+        parts.append(["Failed", *(f"  {failure}" for failure in failures)])
+    parts.append([report(Logs(finished))])
+    text = "\n\n".join("\n".join(part) for part in parts)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
-    drawn = {variant.label: logs for variant, logs in runs.items() if logs}
-    plotted = plot([*drawn.values()], [*drawn], ablation.folder / "picture.png", verdicts)
-    files = "report.txt, picture.png" if plotted else "report.txt"
+    written = {picture[2].name: plot(*picture) for picture in pictures}
+    effects = [
+        Effect(d.variant.label, format_settings(d.block), d.unit, d.test, d.measurable)
+        for d in found
+        if d.metric == "loss"
+    ]
+    if len(effects) >= MANY:
+        written["effects.png"] = plot_effects(effects, ablation.folder / "effects.png")
+    files = ", ".join(["report.txt", *(name for name, is_written in written.items() if is_written)])
     print(f"{ablation.folder}: {files}   logs: logs/{ablation.folder.name}-*")
-    is_refused = any(refusals(runs[first], runs[variant]) for variant in others)
-    return int(bool(failures) or is_refused or not plotted)
+    return int(bool(failures) or is_refused or not all(written.values()))
 
 
 def ablate(options: argparse.Namespace) -> int:
@@ -525,10 +676,17 @@ def ablate(options: argparse.Namespace) -> int:
     import_matplotlib()
     import scipy  # noqa: F401
 
+    if options.jobs > 1:  # the number of threads is a part of what makes runs different
+        threads = max(1, len(os.sched_getaffinity(0)) // options.jobs)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     ablation = Ablation(options)
-    variants, seeds = len(ablation.variants), len(ablation.seeds)
-    counts = f"{variants} variants x {seeds} seeds: {variants * seeds} runs"
-    print(f"{' and '.join(ablation.varied)}: {counts}")
+    variants, seeds, blocks = map(len, (ablation.variants, ablation.seeds, ablation.blocks))
+    counts = f"{variants} variants x {seeds} seeds"
+    counts += f" x {blocks} values of --for-each" if blocks > 1 else ""
+    print(f"{' and '.join(ablation.varied)}: {counts}: {len(ablation.runs)} runs")
+    if ablation.jobs > 1:
+        threads = os.environ["OMP_NUM_THREADS"]
+        print(f"{ablation.jobs} runs at a time, each with OMP_NUM_THREADS={threads}")
     ablation.folder.mkdir(parents=True, exist_ok=True)
     Path("logs").mkdir(exist_ok=True)
     return conclude(ablation, ablation.run_all())
@@ -537,13 +695,25 @@ def ablate(options: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(
         description=__doc__,
-        usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND",
+        usage="ablate.py --vary NAME=v1,v2 [...] [--script A.py,B.py] [options] -- COMMAND\n"
+        "       ablate.py --variants FILE [options] -- COMMAND",
     )
     add = parser.add_argument
     text = "setting to vary; may be repeated; separate values that contain commas by semicolons: "
     text += '"NAMES=.attn.,.mlp.;.mlp."'
     add("--vary", action="append", default=[], metavar="NAME=v1,v2", help=text)
     add("--script", metavar="A.py,B.py", help="scripts that replace {script} in the command")
+    text = "file with a variant in each line, `name: NAME=value NAME=value ...`; all are compared "
+    text += "with the first one"
+    add("--variants", type=Path, metavar="FILE", help=text)
+    text = (
+        "repeat all runs with each value, and compare only runs of the same value; may be repeated"
+    )
+    add("--for-each", action="append", default=[], metavar="NAME=v1,v2", help=text)
+    text = (
+        "number of runs at a time (default: 1); unless OMP_NUM_THREADS is set, they share the cores"
+    )
+    add("--jobs", type=int, default=1, metavar="N", help=text)
     add(
         "--seeds",
         default="3",
@@ -556,6 +726,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     at = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:at])
     options.command = words[at + 1 :]
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs} must be at least 1")
     if not options.command:
         parser.exit(2, "error: give the command after --, such as: -- python3 train_gpt.py\n")
     if shutil.which(options.command[0]) is None:

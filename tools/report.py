@@ -331,3 +331,67 @@ def draw_dots(
     axis.set_xlabel("variants, in the order of the legend")
     axis.set_ylabel(axis_label)
     axis.set_title("mean with its 95 % interval; one dot for each seed", fontsize=9)
+
+
+class Effect(NamedTuple):
+    """The difference of a variant's loss from that of the first variant, for `plot_effects`."""
+
+    variant: str
+    block: str  # for example DATA_PATH=prose; empty if there is only one block
+    unit: str
+    test: samples.Test
+    measurable: bool
+
+
+def plot_effects(effects: Sequence[Effect], path: Path) -> bool:
+    """Write a forest plot: for each variant, and for each block, the difference of the loss with
+    its 95 % interval, the variant with the lowest mean at the top. Return whether it was written;
+    if not, the reason was printed."""
+    return write_figure(lambda: make_effects_figure(effects), path)
+
+
+def make_effects_figure(effects: Sequence[Effect]) -> Any:
+    from matplotlib.figure import Figure  # slow to import
+    from matplotlib.lines import Line2D
+
+    by_variant: dict[str, list[float]] = {}
+    for effect in effects:
+        by_variant.setdefault(effect.variant, []).append(effect.test.difference)
+    names = sorted(by_variant, key=lambda name: fmean(by_variant[name]))
+    blocks = [*dict.fromkeys(effect.block for effect in effects)]
+    styles = [
+        {"marker": marker, "color": colour}
+        for marker, colour, _ in zip(cycle(MARKERS), cycle(COLOURS), blocks, strict=False)
+    ]
+    height = 1.6 + len(names) * (0.16 + 0.14 * len(blocks))
+    figure = Figure(figsize=(WIDTH * 0.8, height), layout="constrained", dpi=150)
+    axis = figure.subplots()
+    for effect in effects:
+        number = blocks.index(effect.block)
+        style = styles[number]
+        y = names.index(effect.variant) + 0.22 * (number - (len(blocks) - 1) / 2)
+        half_width = effect.test.high - effect.test.difference
+        fill = {"markerfacecolor": None if effect.measurable else "white"}
+        bar = {"xerr": half_width, "linestyle": "none", "markersize": 5, "capsize": 2}
+        axis.errorbar(effect.test.difference, y, **bar, **style, **fill)
+    axis.axvline(0, color="#444444", linewidth=0.8)
+    axis.set_yticks(range(len(names)), [one_line(name)[:60] for name in names], fontsize=9)
+    axis.set_ylim(len(names) - 0.4, -0.6)
+    axis.grid(color="#dddddd", linewidth=0.6, axis="x")
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel(
+        f"difference of the loss from the first variant ({effects[0].unit}); left: better"
+    )
+    handles = [
+        Line2D([], [], linestyle="none", label=one_line(block), **style)
+        for block, style in zip(blocks, styles, strict=True)
+        if block
+    ]
+    marker = {"linestyle": "none", "marker": MARKERS[0], "color": "#444444"}
+    handles.append(Line2D([], [], label="measurable", **marker))
+    handles.append(Line2D([], [], label="not measurable", markerfacecolor="white", **marker))
+    place = {"loc": "outside lower center", "frameon": False, "ncols": 2, "fontsize": 9}
+    figure.legend(handles=handles, **place)
+    figure.suptitle("Effect on the loss, with 95 % intervals, paired by seed", fontsize=11)
+    return figure

@@ -73,7 +73,7 @@ if name == fake("WAIT"):
 off = not config["train_prefetch"]
 pace = 50 + knob * 10 + seed % 7 * 0.3 + started * float(fake("DRIFT", "1e-4"))
 pace += seed * knob % 3 * 0.01 + float(E.get("READ_DELAY_MS", 0))
-loss = 2 + seed % 10 / 100
+loss = 2 + seed % 10 / 100 + knob * float(fake("EFFECT", "0")) * (1 + seed % 3 / 20) / N
 for step in range(1, N + 1):
     event("step", step=step, train_loss=loss + 10 / step, train_time_ms=step * pace, data_crc="a")
 event("validation", step=N, val_loss=loss, val_bpb=loss / 2, train_time_ms=N * pace)
@@ -178,7 +178,7 @@ def test_differences_have_the_interval_of_their_pairs(place: Place) -> None:
     seeds = (1337, 1341, 1350)
     code, out, _ = place(*TWO, "--seeds", ",".join(map(str, seeds)), FAKE_DRIFT="0")
     test = t_test([0] * 3, [10 + seed % 3 * 0.01 for seed in seeds], by_seed=True)
-    assert "corrected by Holm for 1 differences of losses, and for 3 others)" in out
+    assert "corrected by Holm for 1 differences of losses, and for 4 others" in out
     figures = f"{test.difference:+.4g} ms ({test.low:+.4g} to {test.high:+.4g})"
     assert code == 0 and re.split(r"  +", row_of(out, "step time"))[-2:] == [figures, "measurable"]
     assert row_of(out, "validation time").endswith("  equal")
@@ -205,9 +205,35 @@ def test_losses_are_corrected_together(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [Run("x", seed=seed, result=result, val_total_ms=1.0) for seed in (1, 2)]
     for others, measurable in ((1, [True]), (2, [False, False])):
         variants = {ablate.Variant((("KNOB", str(n)),)): runs for n in range(1 + others)}
-        found = ablate.find_differences(variants)
+        found = ablate.find_differences({(): variants})
         assert [one.measurable for one in found if one.metric == "loss"] == measurable
         assert len(found) == 2 * others
+
+
+def test_variants_of_a_file_are_compared_within_each_value(place: Place) -> None:
+    """Two runs at a time share the cores, and each value of --for-each has a first variant."""
+    text = "# ideas\nbase:\nup: KNOB=1\ntwice: KNOB=2\n\ndown: KNOB=-1 NAMES='a b'\n"
+    (place.folder / "ideas.txt").write_text(text)
+    words = ("--variants", "ideas.txt", "--for-each", "ITERATIONS=20,30", "--jobs", "2")
+    code, out, _ = place(*words, "--out", "out", FAKE_EFFECT="1")
+    starts = place.starts()
+    assert code == 0 and len(starts) == 4 * 2 * 3
+    assert {start["OMP_NUM_THREADS"] for start in starts} == {
+        str(max(1, len(os.sched_getaffinity(0)) // 2))
+    }
+    assert {start.get("NAMES") for start in starts} == {None, "a b"}
+    assert "ideas: 4 variants x 3 seeds x 2 values of --for-each: 24 runs" in out
+    assert "for 6 differences of losses, and for 24 others" in out
+    effects = out.split("Effect on the loss")[1:]
+    for steps, block in zip((20, 30), effects, strict=True):
+        assert block.startswith(f", the lowest loss first, with ITERATIONS={steps}\n")
+        rows = [line.split() for line in block.splitlines()[2:5]]
+        assert [row[0] for row in rows] == ["down", "up", "twice"]
+        mean = sum(1 + seed % 3 / 20 for seed in (1337, 1338, 1339)) / 3 / steps
+        found = [float(row[1]) for row in rows]
+        assert found == pytest.approx([-mean, mean, 2 * mean], rel=1e-3)
+    assert (place.folder / "out" / "effects.png").read_bytes().startswith(b"\x89PNG")
+    assert "24 of 24 runs are finished" in place(*words, "--out", "out", FAKE_EFFECT="1")[1]
 
 
 def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:

@@ -1,0 +1,132 @@
+"""Measure at laptop size what published changes do to the score.
+
+    python3 tests/bench/laptop.py                 all three parts, about six hours on two cores
+    python3 tests/bench/laptop.py noise           only one part: noise, levers or settings
+    python3 tests/bench/laptop.py levers --seeds 2 --steps 20    a short trial
+
+The parts are calls of tools/ablate.py with the variants in tests/bench/laptop/:
+
+    noise      how much a score varies with the seed, and with edits that change almost nothing
+    levers     recipes with a published effect, on two texts
+    settings   MATRIX_LR, WARMDOWN_ITERS and MLP_MULT, five values each
+
+The model is that of data/quickstart.py. The first text is the quickstart's, the source code of
+Python's standard library. The second one is prose: the docstrings of the standard library and of
+torch, numpy and huggingface_hub. Two runs at a time are made, each with one thread.
+
+Runs write to logs/ in the current folder, and reports are written to logs/laptop-<part>/. After an
+interruption, the same command continues with the runs that are missing.
+"""
+
+# Builds on data/quickstart.py and data/tokenize_docs.py (make the texts). It starts tools/recipe.py
+# and tools/ablate.py as processes.
+
+import ast
+import json
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "data"))
+import dataset
+import quickstart
+import tokenize_docs
+from dataset import ROOT, cli
+
+VARIANTS = Path(__file__).with_name("laptop")
+RECIPES = [
+    "leaky_relu2", "xsa", "ema", "sliding_window", "smear_gate", "bigram_hash",
+    "muon_weight_decay", "polar_express", "parallel_residuals", "partial_rope", "layer_scale",
+    "two_lanes", "skip_gates", "attn_gate", "loop", "warmdown_share", "muon_row_norm", "int6",
+    "documents",
+]  # fmt: skip
+PACKAGES = "torch", "numpy", "huggingface_hub"
+MIN_DOCSTRING = 200  # characters; shorter ones are signatures more than prose
+
+
+def find_docstrings(folder: Path) -> Iterator[str]:
+    """Yield for each Python file below a folder the docstrings that are long enough, as a text."""
+    for path in sorted(folder.rglob("*.py")):
+        if {"site-packages", "test", "tests", "idle_test"} & set(path.relative_to(folder).parts):
+            continue
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):  # a file for another version of Python
+            continue
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+        texts = [text for node in nodes if (text := ast.get_docstring(node))]
+        if long := [text for text in texts if len(text) >= MIN_DOCSTRING]:
+            yield "\n\n".join(long)
+
+
+def make_prose() -> Path:
+    """Make the data set of docstrings unless it exists, and return its folder."""
+    folder = quickstart.DATASETS / f"docstrings_sp{quickstart.VOCAB_SIZE}"
+    if (dataset.read_export(folder) or {}).get("complete"):
+        return folder
+    packages = Path(sysconfig.get_path("purelib"))
+    folders = [Path(sysconfig.get_path("stdlib")), *(packages / name for name in PACKAGES)]
+    names = {}
+    for place in folders:
+        for number, text in enumerate(find_docstrings(place)):
+            names.setdefault(text, f"{place.name}/{number}")
+    val, train = quickstart.split_documents(names)
+    documents = quickstart.DATASETS / "docstrings.jsonl"
+    lines = [json.dumps({"text": text}).encode() + b"\n" for text in [*val, *train]]
+    dataset.write_atomic(documents, *lines)
+    arguments = [str(documents), "--name", "docstrings", "--num-val-docs", str(len(val))]
+    arguments += ["--vocab-size", str(quickstart.VOCAB_SIZE), "--shard-tokens", "1000000"]
+    tokenize_docs.make_data_set(tokenize_docs.parse_arguments(arguments))
+    return folder
+
+
+def find_parts(code: Path, prose: Path, steps: int) -> dict[str, tuple[int, list[str], list[str]]]:
+    """Return {part: (seeds, options of ablate.py, settings of all its runs)}."""
+    lengths = ",".join(map(str, (steps // 2, steps, 2 * steps)))
+    fixed = [f"ITERATIONS={steps}"]
+    return {
+        "noise": (8, ["--for-each", f"ITERATIONS={lengths}"], [f"DATA_PATH={code}"]),
+        "levers": (5, ["--for-each", f"DATA_PATH={code},{prose}"], fixed),
+        "settings": (5, [], [f"DATA_PATH={code}", *fixed]),
+    }
+
+
+def main() -> int:
+    parser = cli.Parser(description=__doc__)
+    add = parser.add_argument
+    names = "noise", "levers", "settings"
+    add("parts", nargs="*", metavar="PART", help=f"{', '.join(names)} (default: all)")
+    add("--seeds", type=int, help="number of seeds (default: 8 for noise, 5 for the others)")
+    add(
+        "--steps",
+        type=int,
+        default=500,
+        help="training steps; noise has half and twice as many, too",
+    )
+    options = parser.parse_args()
+    if unknown := sorted({*options.parts} - {*names}):
+        parser.error(f"{unknown[0]}: no such part; the parts are {', '.join(names)}")
+    code = quickstart.prepare_data_set(Path(sysconfig.get_path("stdlib"))).folder
+    parts = find_parts(code, make_prose(), options.steps)
+    Path("logs").mkdir(exist_ok=True)
+    script = Path("logs", "laptop.py")
+    apply = [sys.executable, str(ROOT / "tools" / "recipe.py"), "apply", *RECIPES]
+    subprocess.run([*apply, "--to", str(script)], check=True, stdout=subprocess.DEVNULL)
+    # The validations during training are left out: only the final score is compared.
+    train = [sys.executable, str(ROOT / "data" / "quickstart.py"), "--script", str(script)]
+    train.append("VAL_LOSS_EVERY=0")
+    worst = 0
+    for name in options.parts or names:
+        seeds, more, settings = parts[name]
+        ablate = [sys.executable, str(ROOT / "tools" / "ablate.py"), "--jobs", "2", *more]
+        ablate += ["--variants", str(VARIANTS / f"{name}.txt"), "--out", f"logs/laptop-{name}"]
+        ablate += ["--seeds", str(options.seeds or seeds), "--", *train, *settings]
+        worst = max(worst, subprocess.run(ablate).returncode)
+    return worst
+
+
+if __name__ == "__main__":
+    dataset.run_tool(main, "run the same command again")
