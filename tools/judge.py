@@ -308,6 +308,11 @@ def two_rank_verdicts(runs, batch, score_differs):
     alone, two = runs["no-warm-up"], runs["two-ranks"]
     fault = replica_fault(two)
     yield verdict("replicas", fault, "both ranks have the same weights after each step")
+    if alone.error:
+        # "warm-up" has reported why this run has failed.
+        text = f"two ranks were not compared with one: the run no-warm-up ends: {alone.error}"
+        yield "ranks", "note", text
+        return
     drawn = find_drawn(alone)
     kind, words = gradient_words(runs, drawn, batch)
     nats = RANDOM if drawn or kind == "note" else ROUNDING
@@ -320,6 +325,9 @@ def two_rank_verdicts(runs, batch, score_differs):
         texts = [words] if words else []
         texts += [f"two ranks differ: {gap}"] if gap else []
         yield "ranks", "FAULT", "; ".join(texts)
+    elif two.error:
+        text = f"two ranks were not compared with one: the run of two ranks ends: {two.error}"
+        yield "ranks", "note", "; ".join([words, text] if words else [text])
     else:
         yield "ranks", kind, words or f"two ranks train like one (within {nats} nats)"
     yield optimizer_verdict(read_step_notes(alone)[0])
@@ -652,19 +660,28 @@ def target_fault(lab, facts):
 
 def sum_verdict(run):
     sums = read_note(run, "facts").get("shares", [])
-    if not any(math.isfinite(each) for each in sums):
+    cases = "the last target alone", "the first target alone"
+    cases += ("the last target if all others are scored, too",)
+    # A run that ended early has no sums.
+    pairs = [*zip(cases, sums, strict=False)]
+    found = [f"{total:.6f} for {case}" for case, total in pairs if math.isfinite(total)]
+    left_out = [case for case, total in pairs if not math.isfinite(total)]
+    if not found:
         return "sum", "note", run.error or "a target cannot be scored alone"
-    text = "the probabilities of all values add up to {:.6f} for the last target alone, to {:.6f} "
-    text += "for the first one alone, and to {:.6f} for the last one if all others are scored, too"
-    text = text.format(*sums)
+    text = f"the probabilities of all values add up to {', to '.join(found)}"
+    if left_out:
+        text += f"; this sum could not be computed for {' and for '.join(left_out)}"
     return verdict("sum", text if any(each > 1 + 2e-4 for each in sums) else "", text)
 
 
 def scorer_verdict(run):
     found = read_note(run, "facts").get("late", [])
+    if run.error or not found:
+        why = "at none of the four positions the later tokens could be replaced and not scored"
+        return "scorer", "note", run.error or why
     late = [f"those of the first {n} by {gap:.2g}" for n, gap in found if not gap <= LATE]
     fault = late and f"losses change with the tokens after the targets: {', '.join(late)}"
-    counts = ", ".join(str(n) for n, _ in found) or "none"
+    counts = ", ".join(str(n) for n, _ in found)
     good = f"the losses of the first {counts} targets do not change with later tokens"
     return verdict("scorer", fault, good)
 

@@ -818,7 +818,8 @@ def sum_shares(module, run, stored):
     def add_shares(choice, place, known=0.0):
         total = 0.0
         for token in range(run.config.vocab_size):
-            total += math.exp(known - find_nats(choice, place, token))
+            # A wrong scorer may gain so much that its probability is too large for a float.
+            total += math.exp(min(known - find_nats(choice, place, token), 100.0))
             if not total <= 2:
                 break  # the fault is proved, or the sum is nan
         return total

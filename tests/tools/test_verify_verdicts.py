@@ -133,6 +133,36 @@ def test_each_difference_is_a_fault_of_its_property(
     assert all(hints)
 
 
+def test_what_was_not_compared_is_not_ok(tmp_path: Path) -> None:
+    alone, two, scorer = (FakeRun(name, tmp_path) for name in ("no-warm-up", "two-ranks", "scorer"))
+    runs = {"no-warm-up": alone, "two-ranks": two}
+
+    def ranks() -> tuple[str, str]:
+        rows = {name: rest for name, *rest in judge.two_rank_verdicts(runs, None, False)}
+        return rows["ranks"]
+
+    assert ranks()[0] == "ok"
+    two.error = "RunError: no luck"
+    assert ranks()[0] == "note" and "were not compared" in ranks()[1]
+    two.error, alone.error = "", "RunError: no luck"
+    del alone.losses  # the run has no results
+    assert ranks()[0] == "note" and "were not compared" in ranks()[1]
+    assert judge.scorer_verdict(scorer)[1] == "ok"
+    scorer.error = "RunError: no luck"
+    assert judge.scorer_verdict(scorer)[1:] == ("note", "RunError: no luck")
+    scorer.error, scorer.noted["facts"]["late"] = "", []
+    assert judge.scorer_verdict(scorer)[1] == "note"
+
+
+def test_a_sum_that_was_not_possible_is_reported(tmp_path: Path) -> None:
+    run = FakeRun("sum", tmp_path)
+    run.noted["facts"]["shares"] = [math.nan, 1.0, math.nan]
+    _, kind, text = judge.sum_verdict(run)
+    assert kind == "ok" and "nan" not in text
+    assert "1.000000 for the first target alone; " in text
+    assert text.endswith("all others are scored, too") and "computed for the last target" in text
+
+
 def test_without_score_differs_the_score_must_be_that_of_the_logits(tmp_path: Path) -> None:
     lab = SimpleNamespace(seq_len=32, val_bytes=100, script=Path(__file__))
     for nats, kind in ((3.0, "ok"), (3.001, "FAULT")):
