@@ -55,6 +55,11 @@ def random_states():
     return [zlib.crc32(repr(state).encode()) for state in states]
 
 
+def tensor_bytes(t):
+    """Return the bytes of a tensor of any dtype; numpy has no bfloat16."""
+    return t.detach().flatten().view(torch.uint8).numpy().tobytes()
+
+
 def call_after(module, base, name, act):
     """Make act(result, self, *arguments) follow each call of the method `name` of the class `base`
     and its subclasses. act may return another result. If a method calls that of its base class,
@@ -179,7 +184,7 @@ def note_steps(module):
             write_note("trains", trains)
             torch.save(gradients, f"notes/first{rank()}.pt")
         state = [*run.model.parameters(), *run.model.buffers()]
-        crc = zlib.crc32(b"".join(t.detach().numpy().tobytes() for t in state))
+        crc = zlib.crc32(b"".join(tensor_bytes(t) for t in state))
         drawn = [a != b for a, b in zip(seeded_states, after, strict=False)]
         note = {"crc": crc, "stepped": stepped, "drawn": drawn}
         note |= {"before": before, "after": after}
@@ -454,22 +459,30 @@ def look_inside(script, look, full):
         except Exception as error:
             write_note("facts", {"unpack": repr(error)[:200]})
             os._exit(0)
-        foreign = sorted(run.model.load_state_dict(stored, strict=False).unexpected_keys)
+        present = {name: t for name, t in stored.items() if not is_left_out(t)}
+        foreign = sorted(run.model.load_state_dict(present, strict=False).unexpected_keys)
         least = getattr(module, "MIN_SCALE", 0.0)
-        facts = {"foreign": foreign, "gaps": find_gaps(stored, exported, least)}
-        facts["shifts"] = find_shifts(stored, exported)
+        facts = {"foreign": foreign, "gaps": find_gaps(present, exported, least)}
+        facts["shifts"] = find_shifts(present, exported)
         files = sorted((full / "checkpoints" / full.name).glob("step_*.pt"))
         after = [torch.load(file, "cpu", weights_only=True)["parts"]["model"] for file in files]
         facts |= find_untrained(run, begun, after[-1], exported)
         facts |= find_average([begun, *after], exported)
         facts |= find_score_loss(run, after)
-        run.model.load_state_dict(stored, strict=False)
+        # Training losses may need a tensor that the artifact leaves out. It has its trained values.
+        run.model.load_state_dict(after[-1] | exported, strict=False)
+        run.model.load_state_dict(present, strict=False)
         facts |= look(module, run, stored)
         write_note("facts", facts)
         os._exit(0)
 
     module.Trainer.train = train
     return module.main([], os.environ)
+
+
+def is_left_out(t):
+    """Return whether a tensor of unpack() was not stored, in which case all its numbers are nan."""
+    return t.is_floating_point() and t.numel() > 0 and bool(t.isnan().all())
 
 
 def find_gaps(stored, exported, least=0.0):
@@ -492,7 +505,8 @@ def find_shifts(stored, exported):
     are shifted by the same amount, about 0 if they are rounded.
 
     What an error has in common with the weights themselves, for example if small weights are stored
-    as 0, is no shift."""
+    as 0, is no shift. Nothing can be said of a row whose weights are closer together than the
+    stored levels: rounding may then move all of them in the same direction."""
     shifts = {}
     for name, t in exported.items():
         if t.ndim < 2 or t.numel() < 500 or name not in stored or stored[name].shape != t.shape:
@@ -502,8 +516,17 @@ def find_shifts(stored, exported):
         size = error.square().mean().sqrt()
         if size > 1e-4 * weights.square().mean().sqrt():
             spread = weights - weights.mean()
-            slope = (error * spread).sum() / spread.square().sum().clamp(min=1e-30)
-            shifts[name] = float((error.mean() - slope * weights.mean()).abs() / size)
+            shift = error.mean()
+            width = spread.square().mean().sqrt()
+            if weights.mean().abs() <= 2 * width:
+                # The error of a weight of 0. If all weights are far from 0, it is too uncertain.
+                slope = (error * spread).sum() / spread.square().sum().clamp(min=1e-30)
+                shift = shift - slope * weights.mean()
+            # Without the largest errors, which are those of clipped weights.
+            low, high = np.quantile(error.numpy(), (0.05, 0.95))
+            level = max(float(high - low) / 0.9, float(size))
+            in_rows = t.double().flatten(0, -2).std(-1, correction=0).median()
+            shifts[name] = float(shift.abs() / size) if in_rows > 0.5 * level else 0.0
     return shifts
 
 
@@ -578,7 +601,8 @@ def find_facts(module, run, stored, length):
     x, y = tokens[:-1].view(VAL_ROWS, -1), tokens[1:].view(VAL_ROWS, -1)
     logits = torch.cat([model.logits(row[None].clone()) for row in x])
     nats = F.cross_entropy(logits.flatten(0, 1).double(), y.flatten()).item()
-    facts = {"nats": nats, "targets": y.numel(), "tensors": len(stored)}
+    present = {name: t for name, t in stored.items() if not is_left_out(t)}
+    facts = {"nats": nats, "targets": y.numel(), "tensors": len(present)}
     sums = record_sums(module)
     score_artifact(module, run, stored)
     facts["counted"] = sums[1:3]
@@ -589,13 +613,13 @@ def find_facts(module, run, stored, length):
     randomize(model)
     try:
         longer = type(model)(replace(run.config, train_seq_len=length), model.dtype).eval()
-        longer.load_state_dict(stored, strict=False)
+        longer.load_state_dict(present, strict=False)
         randomize(longer)
         rows = tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
         facts["sight"] = find_sight(longer, rows)
     except Exception as error:  # the edited model may be built in another way
         facts["sight"] = find_sight(model, x[:2]) | {"short": repr(error)[:200]}
-    facts |= find_unused(model, x, stored, run.config.vocab_size)
+    facts |= find_unused(model, x, present, run.config.vocab_size)
     return facts
 
 

@@ -269,6 +269,39 @@ def test_a_shift_is_told_from_rounding_and_from_weights_stored_as_zero() -> None
     assert shifts["round"] < 0.1 and shifts["zero"] < 0.1 and shifts["floor"] > 0.8
 
 
+@pytest.mark.parametrize("spread", [0.3, 0.02, 0.002, 0.0])
+def test_rounding_is_no_shift_if_all_weights_are_far_from_zero(spread: float) -> None:
+    for seed in range(20):
+        t = 1 + spread * torch.randn(16, 40, generator=torch.Generator().manual_seed(seed))
+        scale = t.abs().amax(1, keepdim=True) / 127
+        stored = {"round": (t / scale).round() * scale, "floor": (t / scale).floor() * scale}
+        stored["half"] = t.half().float()
+        shifts = probes.find_shifts(stored, dict.fromkeys(stored, t)) if spread else {}
+        assert shifts.get("round", 0.0) < 0.3 and shifts.get("half", 0.0) < 0.3
+        assert spread < 0.01 or shifts["floor"] > 0.6
+    same = torch.full((16, 40), 0.3)
+    assert probes.find_shifts({"w": same.bfloat16().float()}, {"w": same}) == {"w": 0.0}
+
+
+@pytest.mark.parametrize("levels", [2, 3, 7])
+def test_a_shift_is_found_with_few_levels(levels: int) -> None:
+    t = torch.randn(16, 40, generator=torch.Generator().manual_seed(0))
+    scale = 2.5 / levels
+    floor = (t / scale).floor().clamp(-levels, levels) * scale
+    assert probes.find_shifts({"w": floor}, {"w": t})["w"] > 0.5
+
+
+def test_a_tensor_that_is_not_stored_has_no_effect_on_the_verdicts() -> None:
+    left_out = torch.full((40, 40), math.nan)
+    assert probes.is_left_out(left_out) and not probes.is_left_out(torch.empty(0, 3))
+    assert not probes.is_left_out(torch.tensor([1.0, math.nan]))
+
+
+def test_checksums_are_made_of_tensors_of_all_dtypes() -> None:
+    for t in (torch.ones(2, 3).bfloat16(), torch.tensor(True), torch.empty(0, 32), torch.ones(())):
+        assert len(probes.tensor_bytes(t.mT if t.ndim == 2 else t)) == t.nbytes
+
+
 def test_a_read_of_a_device_is_told_from_one_of_a_number_on_the_host(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     lines = ["x = weight.sum()", "torch.rand(1).item()", "float(x)", "x.tolist()", "weight[x > 0]"]
