@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import cli
@@ -151,9 +150,9 @@ def gradient_gaps(ones, twos):
 
 
 # === The runs ===
-def first_runs(lab, base, noted):
-    """Return {name: Run} of the runs that need no other run, the longest one first. noted: the
-    function that makes a run with notes."""
+def first_runs(lab, base):
+    """Return {name: Run} of the runs that need no other run, the longest one first."""
+    noted = probes.run_with_notes
     every = {"CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": lab.steps + 1}
     often = {"VAL_LOSS_EVERY": 1, "TRAIN_LOG_EVERY": 0}
     compiles = {"TORCH_COMPILE": 1, "VAL_LOSS_EVERY": 4, "GRAD_ACCUM_STEPS": 1}
@@ -237,8 +236,8 @@ def late_runs(lab, runs, score_differs):
 def verify(lab, base, score_differs):
     """Make all runs and yield the verdicts. Raises ToolError if the script does not run."""
     changed = changed_lines(lab.script, base) if base else {}
-    noted = partial(probes.run_with_notes, watched={*changed})
-    runs = first_runs(lab, base, noted)
+    lab.watched = frozenset(changed)
+    runs = first_runs(lab, base)
     print("tiny training runs (seconds for train_gpt.py, minutes for larger settings), ", end="")
     print("finished so far:", end="")
     lab.run_all(runs.values(), done=0, total=len(runs) + LATE_RUNS + 2 * score_differs)
@@ -700,7 +699,7 @@ def file_verdicts(lab, run):
     script, data, own = (re.escape(str(path)) for path in (lab.script, lab.data, run.folder))
     known = rf".*\.pyc?(\.\d+)?$|{script}$|{data}[-\w]*/"
     known += rf"(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
-    known += rf"|{own}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
+    known += rf"|{own}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|lines0|final_model\.)"
     # The temporary folder of the runs may be in one of these folders, for example in /dev/shm.
     systems = f"{sys.prefix}/", f"{sys.base_prefix}/", "/proc/", "/sys/", "/dev/", "/etc/"
     files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
@@ -794,8 +793,8 @@ def edit_verdicts(base, runs, changed):
         )
         text += differences(unedited, runs["full"]) or none
     yield "effect", "note", text
-    noted = [read_note(run, "lines", rank) for run in runs.values() for rank in run.ranks]
-    missed = changed.keys() - {*chain(*noted)}
+    texts = [run.text(f"lines{rank}.txt") for run in runs.values() for rank in run.ranks]
+    missed = changed.keys() - {int(number) for text in texts for number in text.split()}
     if missed:
         words = [f"{number} `{changed[number].strip()}`" for number in sorted(missed)]
         yield "lines", "note", f"no run executed these lines of the edit: {cli.join_some(words, 4)}"

@@ -13,7 +13,6 @@ import math
 import os
 import random
 import sys
-import threading
 import time
 import zlib
 from collections import deque
@@ -79,16 +78,14 @@ def call_after(module, base, name, act):
 
 
 # === Whole runs ===
-def run_with_notes(script, watched=frozenset()):
-    """Do the same as `python script`, and write notes on what the run does. watched: numbers of the
-    script's lines; it is noted which of them are executed."""
+def run_with_notes(script):
+    """Do the same as `python script`, and write notes on what the run does."""
     opened = set()  # files that Python code opened
 
     def note_opened(event, arguments):
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             opened.add(os.path.abspath(os.fsdecode(arguments[0])))
 
-    lines = trace_lines(script, watched) if watched else set()
     module = load(script)
     note_steps(module)
     sums = record_sums(module)
@@ -96,34 +93,10 @@ def run_with_notes(script, watched=frozenset()):
     module.Trainer.export_and_score = lambda run: [note_values(run), export(run)]
     sys.addaudithook(note_opened)
     code = module.main([], os.environ)
-    sys.settrace(None)
-    write_note("lines", sorted(lines))
+    sys.settrace(None)  # see tinyruns.trace_lines
     write_note("opened", sorted(opened))
     write_note("counted", sums[1:3])
     return code
-
-
-def trace_lines(script, watched):
-    """Return a set that will hold the numbers of those `watched` lines that were executed. Only
-    functions with watched lines that were not executed so far are traced, because that is slow."""
-    lines = set()
-    left = {}  # {code: its watched lines that were not executed}
-
-    def trace(frame, event, _):
-        code = frame.f_code
-        if event == "call":
-            if code.co_filename != str(script):
-                return None
-            if code not in left:
-                left[code] = {number for _, _, number in code.co_lines()} & watched
-        elif frame.f_lineno in left[code]:
-            left[code].remove(frame.f_lineno)
-            lines.add(frame.f_lineno)
-        return trace if left[code] else None
-
-    threading.settrace(trace)
-    sys.settrace(trace)
-    return lines
 
 
 def speed_up_clocks():

@@ -18,11 +18,13 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +93,21 @@ def make_data(folder, seq_len, vocab_size):
 
 
 # === Runs ===
+def make_contexts():
+    """Return two contexts of multiprocessing. Their processes have torch imported already, but they
+    differ in the hash seed (so in the order of sets of text) and in the addresses of objects, as
+    two processes of torchrun do."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["sentencepiece", "torch._dynamo", "torch.profiler"])
+    seed = os.environ.pop("PYTHONHASHSEED", None)  # the server would have the seed of this process
+    try:
+        forkserver.ensure_running()
+    finally:
+        if seed is not None:
+            os.environ["PYTHONHASHSEED"] = seed
+    return multiprocessing.get_context("fork"), server
+
+
 class Lab:
     """A temporary folder with data, a script, and the settings that all runs share."""
 
@@ -98,16 +115,12 @@ class Lab:
         self.folder = folder
         self.script = Path(script).resolve()
         self.given = given
+        self.watched = frozenset()  # lines of the script; runs note which of them are executed
         for name in SET_BY_VERIFY & given.keys():
             raise ToolError(f"{name} cannot be set here: verify.py sets it for each run")
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = {name: value for name, value in env.items() if name not in TINY} | given
-        # A forked process has torch imported already. So has one that the fork server forks, but it
-        # differs in the hash seed (so in the order of sets of text) and in the addresses of
-        # objects, as two processes of torchrun do.
-        server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["sentencepiece", "torch._dynamo", "torch.profiler"])
-        self.contexts = multiprocessing.get_context("fork"), server
+        self.contexts = make_contexts()
         asked = Run(self, "settings", call_main, ["--print-config"])
         self.run_all([asked])
         if asked.error:
@@ -183,7 +196,8 @@ class Run:
         env = lab.env | settings | {"RUN_ID": name}
         self.env = {key: str(value) for key, value in env.items() if value is not None}
         self.script = script or lab.script
-        self.work = self.folder, act, self.script, *more
+        watched = lab.watched if script is None else frozenset()
+        self.work = self.folder, watched, act, self.script, *more
         self.ranks = range(ranks)
         self.contexts = [lab.contexts[(context + rank) % 2] for rank in self.ranks]
         self.processes = []
@@ -259,8 +273,9 @@ def choose_cause(last_lines):
 
 
 # === Inside a new process ===
-def run_process(rank, env, folder, act, script, *more):
-    """Call act(script, *more) as a rank of a run, with its output in a file, and exit."""
+def run_process(rank, env, folder, watched, act, script, *more):
+    """Call act(script, *more) as a rank of a run, with its output in a file, and exit. watched: see
+    `trace_lines`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # verify.py handles it
     os.chdir(folder)
     output = os.open(f"output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -274,9 +289,9 @@ def run_process(rank, env, folder, act, script, *more):
     np.random.seed()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: this process ends with verify.py
     faulthandler.dump_traceback_later(PROCESS_SECONDS, exit=True)
-    start = dist.init_process_group
-    waits = {"timeout": timedelta(seconds=RENDEZVOUS_SECONDS)}
-    dist.init_process_group = lambda *given, **named: start(*given, **named | waits)
+    keep_short_timeout()
+    if watched:
+        trace_lines(script, watched, f"lines{rank}.txt")
     code = 1
     try:
         code = act(script, *more)
@@ -284,3 +299,37 @@ def run_process(rank, env, folder, act, script, *more):
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
+
+
+def keep_short_timeout():
+    """Let all collectives of this process end after RENDEZVOUS_SECONDS, whatever the script asks
+    for. It asks for an hour while one rank packs or saves, and for ten minutes after that."""
+    start, change = dist.init_process_group, dist.distributed_c10d._set_pg_timeout
+    short = timedelta(seconds=RENDEZVOUS_SECONDS)
+    dist.init_process_group = lambda *given, **named: start(*given, **named | {"timeout": short})
+    dist.distributed_c10d._set_pg_timeout = lambda _, *group, **named: change(
+        short, *group, **named
+    )
+
+
+def trace_lines(script, watched, path):
+    """Write the numbers of those `watched` lines of the script that are executed to a file. Each is
+    written at once, because a run may end at any place. Only functions with watched lines that were
+    not executed so far are traced, because that is slow."""
+    left = {}  # {code: its watched lines that were not executed}
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if event == "call":
+            if code.co_filename != str(script):
+                return None
+            if code not in left:
+                left[code] = {number for _, _, number in code.co_lines()} & watched
+        elif frame.f_lineno in left[code]:
+            left[code].remove(frame.f_lineno)
+            with open(path, "a") as file:
+                print(frame.f_lineno, file=file)
+        return trace if left[code] else None
+
+    threading.settrace(trace)
+    sys.settrace(trace)

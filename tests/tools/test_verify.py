@@ -143,8 +143,9 @@ def test_a_wrong_edit_has_the_expected_faults(name: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_deadlock_is_reported_after_a_minute(tmp_path: Path) -> None:
+    """It is in step 4, after checkpoints, for which the trainer sets longer timeouts."""
     evaluate = (
-        'self.runtime.rank == 0 == self.step % 3 and self.validation.evaluate(self.model, "own")'
+        'self.runtime.rank == 0 == self.step - 3 and self.validation.evaluate(self.model, "own")'
     )
     found = verdicts_on(write_edited_script(tmp_path / "mine.py", at_end(evaluate)), {})
     kind, text = found["replicas"]

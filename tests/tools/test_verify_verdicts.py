@@ -3,6 +3,10 @@
 import copy
 import json
 import math
+import os
+import subprocess
+import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +18,7 @@ import pytest
 import tinyruns
 import torch
 import verify
+from running import ROOT
 
 LATE = ["model", "clock", "sum", "scorer", "two-from-step-5", "from-step-5", "from-step-12"]
 FIRST = ["full", "again", "fast-clock", "no-warm-up", "validated-each-step", "other-validation"]
@@ -58,6 +63,8 @@ class FakeRun:
     def text(self, name: str) -> str:
         if name.endswith(".jsonl"):
             return "\n".join(map(json.dumps, self.steps_noted))
+        if name.startswith("lines"):
+            return self.noted.get("lines", "")
         return json.dumps(self.noted.get(name.removeprefix("notes/").removesuffix("0.json"), {}))
 
 
@@ -317,6 +324,52 @@ def test_a_read_of_a_device_is_told_from_one_of_a_number_on_the_host(tmp_path: P
     finally:
         mode.restore()
     assert mode.reads == {3: {1}, 4: {1}, 5: {1}}
+
+
+def test_the_users_hash_seed_is_not_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[str | None] = []
+    start = lambda: seeds.append(os.environ.get("PYTHONHASHSEED"))  # noqa: E731
+    monkeypatch.setattr(tinyruns.forkserver, "ensure_running", start)
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    tinyruns.make_contexts()
+    assert seeds == [None] and os.environ["PYTHONHASHSEED"] == "1"
+
+
+def test_no_script_sets_another_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    dist = torch.distributed
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **named: asked.append(named))
+    change = lambda timeout: asked.append({"timeout": timeout})  # noqa: E731
+    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", change)
+    tinyruns.keep_short_timeout()
+    dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    dist.distributed_c10d._set_pg_timeout(timedelta(hours=1))
+    assert asked == [{"timeout": timedelta(minutes=1)}] * 2
+
+
+def test_lines_that_only_one_kind_of_run_executes_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, script = tmp_path / "base.py", tmp_path / "mine.py"
+    base.write_text("def work(name):\n    return name\n")
+    script.write_text(
+        "def work(name):\n    if name == 'clock':\n        return 1\n    if name == 'none':\n"
+        "        return 2\n    return name\n"
+    )
+    changed = judge.changed_lines(script, base)
+    runs = {name: FakeRun(name, tmp_path) for name in ("base", "full", "clock")}
+    for name in ("full", "clock"):
+        path = tmp_path / f"lines-{name}"
+        code = (
+            "import runpy, sys, tinyruns; from pathlib import Path; "
+            f"tinyruns.trace_lines({str(script)!r}, {{*{[*changed]}}}, {str(path)!r}); "
+            f"compiled = compile(Path({str(script)!r}).read_text(), {str(script)!r}, 'exec'); "
+            f"space = {{}}; exec(compiled, space); space['work']({name!r}); import os; os._exit(0)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "tools")
+        runs[name].noted["lines"] = path.read_text()
+    rows = {name: text for name, _, text in judge.edit_verdicts(base, runs, changed)}
+    assert rows["lines"] == "no run executed these lines of the edit: 5 `return 2`"
 
 
 def test_random_numbers_are_replaced_by_constants() -> None:
