@@ -328,7 +328,10 @@ def two_rank_verdicts(runs, batch, score_differs):
         text = f"two ranks were not compared with one: the run of two ranks ends: {two.error}"
         yield "ranks", "note", "; ".join([words, text] if words else [text])
     else:
-        yield "ranks", kind, words or f"two ranks train like one (within {nats} nats)"
+        text = f"two ranks train like one (within {nats} nats)"
+        if why := why_no_gradients(runs, drawn):
+            text += f"; the gradients of step 1 were not compared, because {why}"
+        yield "ranks", kind, words or text
     yield optimizer_verdict(read_step_notes(alone)[0])
 
 
@@ -349,9 +352,9 @@ def score_gap(alone, two, nats):
 
 
 def find_drawn(run):
-    """Return which generators of random numbers step 1 of a run draws from."""
+    """Return which generators of random numbers a step of a run draws from."""
     kinds = "Python", "numpy", "torch"
-    drawn = [step["drawn"] for steps in read_step_notes(run) for step in steps[:1]]
+    drawn = [step["drawn"] for steps in read_step_notes(run) for step in steps]
     return [kind for kind, *each in zip(kinds, *drawn, strict=False) if any(each)]
 
 
@@ -362,6 +365,26 @@ def first_gradients(alone, two):
     if gradient_gaps(twos, others):  # each rank keeps its own gradients: an optimizer adds them
         twos = {name: grad + others.get(name, 0) for name, grad in twos.items()}
     return ones, twos
+
+
+def why_no_gradients(runs, drawn):
+    """Return in words why the gradients of one rank and of two ranks cannot be compared; empty if
+    they can."""
+    if not drawn:
+        return ""
+    if drawn != ["torch"]:
+        return f"steps draw random numbers of {' and '.join(drawn)}"
+    pair = runs.get("first-step"), runs.get("first-step-of-two")
+    for run in [run for run in pair if run]:
+        if operation := read_note(run, "not-replaced"):
+            return f"verify.py cannot replace the random numbers of {operation} by constants"
+        if run.error:
+            return f"the run {run.name} ends: {run.error}"
+    try:
+        is_finite = all(grad.isfinite().all() for grad in first_gradients(*pair)[0].values())
+    except (OSError, AttributeError):
+        return "the runs in which random numbers are constants have none"
+    return "" if is_finite else "without random numbers they are not finite"
 
 
 def gradient_words(runs, drawn, batch):
@@ -756,14 +779,19 @@ def speed_verdicts(lab, runs):
 
     run = runs["reads"]
     reads = read_note(run, "reads")
+    left_out = ""
+    if uncounted := read_note(run, "uncounted"):
+        left_out = "; not counted, because a function that asks for the kind of device is called: "
+        left_out += cli.join_some([quote(line) for line in uncounted], 4)
     if run.error:
         yield "reads", "note", f"a run that counts values that the host reads ends: {run.error}"
     elif reads:
         words = [f"{quote(line)} (in {len(steps)} steps)" for line, steps in reads.items()]
         why = "the host reads a value that the device computes, and on a GPU it waits there"
-        yield "reads", "note", f"{why}: {cli.join_some(words, 4)}"
+        yield "reads", "note", f"{why}: {cli.join_some(words, 4)}{left_out}"
     else:
-        yield "reads", "ok", "in no step the host reads a value that the device computes"
+        good = "in no step the host reads a value that the device computes"
+        yield "reads", "ok", f"{good}{left_out}"
     run = runs["compiled"]
     found = read_note(run, "compiled")
     if run.error:

@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections import deque
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from cli import write_shard
 from loading import VAL, VAL_ROWS, load, read_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -57,6 +58,11 @@ def random_states():
 def tensor_bytes(t):
     """Return the bytes of a tensor of any dtype; numpy has no bfloat16."""
     return t.detach().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def model_checksum(model):
+    state = [*model.parameters(), *model.buffers()]
+    return zlib.crc32(b"".join(map(tensor_bytes, state)))
 
 
 def call_after(module, base, name, act):
@@ -150,23 +156,48 @@ def note_steps(module):
                     gradients.setdefault(names[p], p.grad.detach().clone())
 
         hook = register_optimizer_step_pre_hook(note_optimizer)
-        step(run, *rest)
+        generators = GeneratorSeeker()
+        # Modes change how a compiled model is traced.
+        with nullcontext() if run.runtime.compiles else generators:
+            step(run, *rest)
         hook.remove()
         after = random_states()
         if is_first:
             write_note("trains", trains)
             torch.save(gradients, f"notes/first{rank()}.pt")
-        state = [*run.model.parameters(), *run.model.buffers()]
-        crc = zlib.crc32(b"".join(tensor_bytes(t) for t in state))
-        drawn = [a != b for a, b in zip(seeded_states, after, strict=False)]
-        note = {"crc": crc, "stepped": stepped, "drawn": drawn}
-        note |= {"before": before, "after": after}
+        # Without seed_step, nothing is known of the three generators.
+        drawn = [a != b for a, b in zip(seeded_states or after, after, strict=True)]
+        drawn[2] = drawn[2] or generators.found
+        note = {
+            "crc": model_checksum(run.model),
+            "stepped": stepped,
+            "drawn": drawn,
+            "before": before,
+            "after": after,
+        }
         with open(f"notes/steps{rank()}.jsonl", "a") as file:
             print(json.dumps(note), file=file)
 
     module.seed_step = seed_and_note
     module.Trainer.train_step = train_step
     return begun
+
+
+class GeneratorSeeker(TorchFunctionMode):
+    """Notes whether a function of torch gets a torch.Generator. random_states() does not show what
+    an edit's own generator draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.found = self.found or has_generator(args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def has_generator(args, kwargs):
+    return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
 
 
 def note_values(run):
@@ -206,8 +237,11 @@ def run_first_step(script):
     step = module.Trainer.train_step
 
     def first_step(run, *rest):
-        with suppress(NotImplementedError), WithoutRandomNumbers():
-            step(run, *rest)
+        try:
+            with WithoutRandomNumbers():
+                step(run, *rest)
+        except NotImplementedError as error:
+            write_note("not-replaced", str(error))
         os._exit(0)
 
     module.Trainer.train_step = first_step
@@ -224,12 +258,14 @@ class WithoutRandomNumbers(TorchDispatchMode):
             return func(*args, **kwargs)
         state = torch.get_rng_state()
         out = func(*args, **kwargs)
-        if torch.equal(torch.get_rng_state(), state):
+        if torch.equal(torch.get_rng_state(), state) and not has_generator(args, kwargs):
             return out  # for example attention without dropout
         name = func.overloadpacket.__name__.rstrip("_")
         if name == "bernoulli":  # the mean, so that dropout does nothing
-            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-            return out.fill_(p) if func.overloadpacket.__name__ == "bernoulli_" else args[0].clone()
+            # Only bernoulli(probabilities) and bernoulli_() have no p.
+            is_in_place = func.overloadpacket.__name__ == "bernoulli_"
+            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5 if is_in_place else args[0])
+            return out.copy_(torch.as_tensor(p))
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         constants = {"rand": 0.5, "rand_like": 0.5, "uniform": 0.5, "randn": 0.0, "randn_like": 0.0}
@@ -249,16 +285,17 @@ def run_counting_reads(script):
     begin, step = module.Trainer.__init__, module.Trainer.train_step
 
     def make(run, *arguments):
-        with mode:  # optimizers may create numbers on the host
+        with mode, DeviceMarks():  # optimizers may create numbers on the host
             begin(run, *arguments)
 
     def train_step(run, *rest):
         mode.step += 1
-        with mode:
+        with mode, DeviceMarks():
             step(run, *rest)
 
     def end(run):
         write_note("reads", {line: sorted(steps) for line, steps in mode.reads.items()})
+        write_note("uncounted", sorted(mode.uncounted))
         os._exit(0)
 
     module.Trainer.__init__ = make
@@ -271,11 +308,12 @@ class ReadCounter(TorchDispatchMode):
     """Notes in which lines of the script values of tensors are read in a step.
 
     What is computed only from new tensors without a device, for example from torch.rand(1), is on
-    the host on a GPU, too. Such tensors are marked, and reading them does not count."""
+    the host on a GPU, too. Such tensors are marked, and reading them does not count; see
+    `DeviceMarks`."""
 
     OPERATIONS = {
         "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",
-        "unique_consecutive",
+        "unique_consecutive", "equal", "bincount",
     }  # fmt: skip
 
     def __init__(self, script):
@@ -283,8 +321,10 @@ class ReadCounter(TorchDispatchMode):
         self.script = str(script)
         self.step = 0
         self.reads = {}
+        self.uncounted = set()  # lines that read below a function that asks for the kind of device
         # On a CPU these are no operations.
-        self.methods = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu")}
+        names = "tolist", "numpy", "cpu", "to"
+        self.methods = {name: getattr(torch.Tensor, name) for name in names}
         for name, method in self.methods.items():
             setattr(torch.Tensor, name, self.counting(method))
 
@@ -296,15 +336,20 @@ class ReadCounter(TorchDispatchMode):
     def counting(self, method):
         def read(tensor, *arguments, **named):
             is_active = torch.utils._python_dispatch._get_current_dispatch_mode() is self
-            if is_active and not hasattr(tensor, "made_on_host"):
+            # x.to(device) is not counted, because on a GPU it may be a copy to the device.
+            texts = [value for value in (*arguments, *named.values()) if isinstance(value, str)]
+            reads = method is not self.methods["to"] or "cpu" in texts
+            if is_active and reads and not hasattr(tensor, "made_on_host"):
                 self.note()
             return method(tensor, *arguments, **named)
 
         return read
 
     def note(self):
-        line = script_line(self.script)
-        if self.step and line is not None:
+        line, depends_on_device = script_line(self.script)
+        if self.step and depends_on_device:
+            self.uncounted.add(line)
+        elif self.step:
             self.reads.setdefault(line, set()).add(self.step)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -323,6 +368,19 @@ class ReadCounter(TorchDispatchMode):
                     t.made_on_host = True
                 elif hasattr(t, "made_on_host"):  # a device's value was written into it
                     del t.made_on_host
+        return out
+
+
+class DeviceMarks(TorchFunctionMode):
+    """Removes the mark made_on_host from new tensors for which the script names a device, such as
+    torch.rand((), device=x.device). ReadCounter cannot see whether a device was named."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        is_new = not any(torch.is_tensor(value) for value in args)
+        names_device = isinstance((kwargs or {}).get("device"), torch.device)
+        if is_new and names_device and hasattr(out, "made_on_host"):
+            del out.made_on_host
         return out
 
 
@@ -346,27 +404,31 @@ class CompileCounter:
         return self.compile(model, backend=self.backend, **kept)
 
     def backend(self, graph, _):
-        line = script_line(self.script)
-        if self.place and line is not None:
+        line, depends_on_device = script_line(self.script)
+        if self.place and not depends_on_device:
             self.found.append((self.place, line, self.reasons[-1] if self.reasons else ""))
         self.reasons.clear()
         return graph.forward
 
 
 def script_line(script):
-    """Return the number of the script's line that is being executed, 0 if there is none. Return
-    None if a function that asks for the kind of device has called it: on a GPU another one may be
-    called."""
+    """Return the number of the script's line that is being executed, 0 if there is none; and
+    whether a function that asks for the kind of device has called it, so that on a GPU another one
+    may be called. train_step and the methods of the whole model are not meant: they may name a
+    device for another reason, such as torch.autocast("cuda")."""
     line = 0
+    depends_on_device = False
     frame = sys._getframe()
     while frame and frame.f_code.co_name not in ("train", "warm_up"):
         code = frame.f_code
         if code.co_filename == script:
             line = line or frame.f_lineno
-            if {"is_cuda", "is_cpu", "cuda"} & {*code.co_names} or {"cuda", "cpu"} & texts(code):
-                return None
+            asks = {"is_cuda", "is_cpu", "cuda"} & {*code.co_names} or {"cuda", "cpu"} & texts(code)
+            is_of_model = hasattr(frame.f_locals.get("self"), "logits")
+            if asks and code.co_name != "train_step" and not is_of_model:
+                depends_on_device = True
         frame = frame.f_back
-    return line
+    return line, depends_on_device
 
 
 def texts(code):

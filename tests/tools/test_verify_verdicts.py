@@ -313,17 +313,20 @@ def test_a_read_of_a_device_is_told_from_one_of_a_number_on_the_host(tmp_path: P
     script = tmp_path / "mine.py"
     lines = ["x = weight.sum()", "torch.rand(1).item()", "float(x)", "x.tolist()", "weight[x > 0]"]
     lines += ["def attend(): x.is_cuda or x.tolist()  # this may be for a CPU only", "attend()"]
+    lines += ["torch.rand((), device=x.device).item()", "x.to(x.device)", "x.to(torch.float64)"]
+    lines += ["torch.equal(x, x)", "torch.bincount(weight.long())", "torch.zeros(()).item()"]
+    lines += ["def train_step(): x.to('cpu'); x.to('cuda' if 0 else x.dtype)", "train_step()"]
     script.write_text("\n".join(lines))
     weight = torch.ones(3)
     code = compile(script.read_text(), str(script), "exec")
     mode = probes.ReadCounter(script)
     mode.step = 1
     try:
-        with mode:
+        with mode, probes.DeviceMarks():
             exec(code, {"torch": torch, "weight": weight})
     finally:
         mode.restore()
-    assert mode.reads == {3: {1}, 4: {1}, 5: {1}}
+    assert {*mode.reads} == {3, 4, 5, 8, 11, 12, 14} and mode.uncounted == {6}
 
 
 def test_the_users_hash_seed_is_not_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,6 +384,41 @@ def test_random_numbers_are_replaced_by_constants() -> None:
             torch.randperm(5)
     assert torch.equal(dropped, x)
     assert [each.tolist() for each in drawn] == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
+
+
+def test_numbers_of_a_generator_and_other_probabilities_are_replaced() -> None:
+    own, half = torch.Generator(), torch.tensor([0.25, 0.75])
+    x = torch.arange(2.0)
+    with probes.WithoutRandomNumbers():
+        made = torch.rand(2, generator=own), torch.empty(2).normal_(generator=own)
+        kept = torch.bernoulli(half), torch.bernoulli(x, 0.5), torch.ones(2).bernoulli_(half)
+        with pytest.raises(NotImplementedError):
+            torch.randperm(5, generator=own)
+    assert [each.tolist() for each in made] == [[0.5, 0.5], [0.0, 0.0]]
+    assert [each.tolist() for each in kept] == [[0.25, 0.75], [0.5, 0.5], [0.25, 0.75]]
+    with probes.GeneratorSeeker() as seeker:
+        torch.rand(2)
+        assert not seeker.found
+        torch.empty(2).normal_(generator=own)
+        assert seeker.found
+
+
+def test_a_line_says_that_gradients_were_not_compared(tmp_path: Path) -> None:
+    names = "no-warm-up", "two-ranks", "first-step", "first-step-of-two"
+    runs = {name: FakeRun(name, tmp_path) for name in names}
+    change(runs["no-warm-up"], "drawn", [False, False, True])
+    runs["first-step"].noted["not-replaced"] = "randperm"
+    [_, [_, kind, text], _] = judge.two_rank_verdicts(runs, None, False)
+    why = "verify.py cannot replace the random numbers of randperm by constants"
+    assert kind == "ok" and text.endswith(
+        f"the gradients of step 1 were not compared, because {why}"
+    )
+
+
+def test_random_numbers_may_begin_in_a_later_step(tmp_path: Path) -> None:
+    run = FakeRun("no-warm-up", tmp_path)
+    run.steps_noted[7] = STEP | {"after": [8, 8, 0], "drawn": [False, False, True]}
+    assert judge.find_drawn(run) == ["torch"]
 
 
 def test_matrices_of_all_blocks_are_one_group() -> None:
