@@ -17,6 +17,7 @@ from pathlib import Path
 import cli
 import numpy as np
 import probes
+import torch
 from loading import call_main
 from tinyruns import MODEL, TINY, Lab, Run
 
@@ -74,8 +75,14 @@ def differences(a, b, nats=0.0, with_score=True):
 def weight_differences(a, b):
     if {name: t.shape for name, t in a.items()} != {name: t.shape for name, t in b.items()}:
         return ["names or shapes of weights"]
-    most = max((a[name].double() - b[name].double()).norm(math.inf).item() for name in a)
-    return [f"weights by up to {most:.2g}"] if most else []
+    gaps = []
+    for name, t in a.items():
+        x, y = t.double(), b[name].double()
+        is_other = ~torch.isclose(x, y, rtol=0, atol=0, equal_nan=True)
+        if is_other.any():
+            # Where only one of the two numbers is finite, they are infinitely far apart.
+            gaps.append((x - y)[is_other].abs().nan_to_num(nan=math.inf).max().item())
+    return [f"weights by up to {max(gaps):.2g}"] if gaps else []
 
 
 def judge_equal(name, full, others, again=None):
@@ -459,6 +466,9 @@ def clock_verdicts(lab, runs):
         if below := negative_rates(steps):
             yield "clock", "FAULT", below
         return
+    if below := negative_rates(steps):
+        yield "clock", "FAULT", f"in a run without a time limit {below}"
+        return
     first, second = ([step["stepped"] for step in steps] for steps in read_step_notes(run))
     if run.error and not first:
         text = f"a run with MAX_WALLCLOCK_SECONDS does not start: {run.error}"
@@ -469,7 +479,7 @@ def clock_verdicts(lab, runs):
         if a != b:
             fault = f"the rates of two ranks differ at step {step}"
             break
-    fault = fault or replica_fault(run) or negative_rates(steps + read_step_notes(run)[0])
+    fault = fault or replica_fault(run) or negative_rates(read_step_notes(run)[0])
     count = f"{len(first)} steps in the time of {lab.steps}"
     if not fault and len(first) > lab.steps:
         fault = f"there are {count}: the time limit is not kept"
@@ -500,7 +510,7 @@ def model_verdicts(lab, runs, facts, score_differs):
         yield from weight_verdicts(facts)
         yield from loss_verdicts(runs["full"], facts)
         yield from sight_verdicts(facts["sight"])
-        yield from artifact_verdicts(facts)
+        yield from artifact_verdicts(facts, score_differs)
         yield from score_verdicts(lab, runs["full"], facts, score_differs)
     else:
         yield "model", "FAULT", why_no_facts(runs["model"], facts)
@@ -527,11 +537,14 @@ def weight_verdicts(facts):
         fault += f"{shift:.2g} of the errors' root mean square, where rounding has less than 0.1"
     yield verdict("stored", fault, text)
     if facts.get("rest", 1.0) <= REST:
-        yield average_verdict(facts["average"])
+        yield average_verdict(facts["average"], facts.get("last_equal"))
 
 
-def average_verdict(shares):
-    """Judge which share the initial weights and those after each step have in the export."""
+def average_verdict(shares, last_equal=None):
+    """Judge which share the initial weights and those after each step have in the export.
+    last_equal: for each of them, the place of the last weights that are equal to them. The share of
+    equal weights is at that place."""
+    last_equal = last_equal or [*range(len(shares))]
     total = sum(shares)
     places = ["the initial weights", *(f"step {i}" for i in range(1, len(shares)))]
     pairs = zip(places, shares, strict=True)
@@ -542,15 +555,15 @@ def average_verdict(shares):
     text += cli.join_some([f"{place} ({share:.1%})" for place, share in used.items()], 24)
     if abs(total - 1) > 5 * SHARE:
         return "average", "FAULT", f"{text}; the shares add up to {total:.4f}"
-    words = odd_shares(shares, used)
+    words = odd_shares(shares, used, last_equal)
     return "average", "note" if words else "ok", "; ".join([text, *words])
 
 
-def odd_shares(shares, used):
+def odd_shares(shares, used, last_equal):
     """Return in words what is unusual in the shares of an average."""
     words = []
     last = len(shares) - 1
-    if any(is_moving_average(shares, start) for start in range(last)):
+    if any(is_moving_average(shares, start, last_equal) for start in range(last)):
         return words
     if f"step {last}" not in used:
         words.append(
@@ -559,6 +572,8 @@ def odd_shares(shares, used):
         )
     if "the initial weights" in used:
         words.append("do the initial weights belong to it?")
+    if len({*last_equal}) < len(shares):
+        return words  # a share of several steps is larger than others
     for place, share in used.items():
         others = [each for name, each in used.items() if name != place]
         if len(others) >= 3 and max(others) - min(others) < SHARE < abs(share - others[0]):
@@ -566,22 +581,28 @@ def odd_shares(shares, used):
     return words
 
 
-def is_moving_average(shares, start):
+def is_moving_average(shares, start, last_equal):
     """Return True if these are the shares of a moving average that began as a copy of the weights
     after `start` steps."""
     last = len(shares) - 1
-    decay = 1 - shares[-1]
+    equal_steps = last - min(i for i, place in enumerate(last_equal) if place == last)
+    # The last weights and those equal to them have the share 1 - decay ** (their number).
+    decay = max(0.0, 1 - shares[-1]) ** (1 / (1 + equal_steps))
     wanted = [0.0] * start + [decay ** (last - start)]
     wanted += [(1 - decay) * decay ** (last - step) for step in range(start + 1, last + 1)]
-    return all(abs(a - b) < SHARE for a, b in zip(shares, wanted, strict=True))
+    merged = [0.0] * len(shares)
+    for place, share in zip(last_equal, wanted, strict=True):
+        merged[place] += share
+    return all(abs(a - b) < SHARE for a, b in zip(shares, merged, strict=True))
 
 
 def loss_verdicts(full, facts):
     """Compare the training loss of the last step with the score's loss of the same sequences."""
-    if "score_loss" not in facts:
+    if not facts.get("score_losses"):
         return
     step = max(full.steps)
-    trained, scored = full.steps[step][0], facts["score_loss"]
+    trained = full.steps[step][0]
+    scored = min(facts["score_losses"], key=lambda loss: abs(loss - trained))
     text = f"with the same weights, the sequences of step {step} have the training loss "
     text += f"{trained:.5g} and the score's loss {scored:.5g}"
     if abs(trained - scored) <= SAME_LOSS * scored:
@@ -592,10 +613,15 @@ def loss_verdicts(full, facts):
     yield "loss", "note", f"{text}: {why}"
 
 
-def artifact_verdicts(facts):
+def artifact_verdicts(facts, score_differs):
     yield dtype_verdict(facts["wide"])
     faults = []
-    if facts["unused"]:
+    if facts["unused"] and score_differs:
+        words = "please judge: does the score use it?"
+        yield "artifact", "note", f"no logit depends on {cli.join_some(facts['unused'])}; {words}"
+        if not facts["twice"]:
+            return
+    elif facts["unused"]:
         faults.append(f"no logit depends on {cli.join_some(facts['unused'])}")
     if facts["twice"]:
         words = "the same memory as another tensor, so it is stored twice"
@@ -631,12 +657,12 @@ def dtype_verdict(wide):
         is_mixed = "dtype" in wide or "scalar type" in wide
         text = f"the model does not run in bfloat16: {wide}"
         return "dtype", "FAULT" if is_mixed else "note", text
-    fault = "the score is computed in bfloat16" if "bfloat16" in wide["score"] else ""
+    faults = ["the score is computed in bfloat16"] if "bfloat16" in wide["score"] else []
     if wide["blocks"]:
-        fault = f"blocks {cli.join_some(wide['blocks'])} return float32"
+        faults.append(f"blocks {cli.join_some(wide['blocks'])} return float32")
     words = "with bfloat16 activations"
     good = f"{words} all blocks return bfloat16, and the score is float32"
-    return verdict("dtype", fault and f"{words} {fault}", good)
+    return verdict("dtype", faults and f"{words} {', and '.join(faults)}", good)
 
 
 def score_verdicts(lab, full, facts, score_differs):

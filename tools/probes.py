@@ -7,6 +7,7 @@ KEEP_FLOAT_MAX_NUMEL, "parts" of a checkpoint; and logits, forward, dtype and bl
 This module builds on loading.py.
 """
 
+import datetime
 import json
 import logging
 import math
@@ -35,6 +36,7 @@ TRIALS = 12  # with other weights: a tensor that has no effect in any trial is c
 FIRST_POSITIONS = 24  # of a sequence, all of which are tested
 RANDOM_POSITIONS = 12  # further positions that are tested
 FIT_NUMBERS = 100_000  # of all weights: so many are enough to find what an average is made of
+REAL_DATETIME = datetime.datetime
 CONTROLS = 3  # the first token ids are control tokens: unknown, begin, end
 
 
@@ -106,15 +108,41 @@ def run_with_notes(script):
 
 
 def speed_up_clocks():
-    """Make all clocks of Python run 1,000 times as fast."""
+    """Make the clocks of Python's `time` and datetime.now() run 1,000 times as fast. What converts
+    the time by itself (time.localtime() without an argument) or measures other things
+    (resource.getrusage) is as before."""
 
-    def sped_up(clock):
-        start = clock()
-        return lambda: start + 1000 * (clock() - start)
+    def sped_up(clock, *arguments):
+        start = clock(*arguments)
+        return lambda: start + 1000 * (clock(*arguments) - start)
 
-    for name in ("time", "monotonic", "perf_counter", "process_time"):
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
         for suffix in ("", "_ns"):
             setattr(time, name + suffix, sped_up(getattr(time, name + suffix)))
+    clocks = [getattr(time, name) for name in dir(time) if name.startswith("CLOCK_")]
+    for name in ("clock_gettime", "clock_gettime_ns"):
+        by_clock = {clock: sped_up(getattr(time, name), clock) for clock in clocks}
+        setattr(time, name, lambda clock, by_clock=by_clock: by_clock[clock]())
+    datetime.datetime = FastDatetime
+
+
+class DatetimeKind(type):
+    """Lets isinstance(t, datetime) be true for times that were made without FastDatetime."""
+
+    def __instancecheck__(cls, value):
+        return isinstance(value, REAL_DATETIME)
+
+
+class FastDatetime(datetime.datetime, metaclass=DatetimeKind):
+    """A datetime whose now() and utcnow() follow time.time(), which may be replaced."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(time.time(), tz)
+
+    @classmethod
+    def utcnow(cls):
+        return cls.now(datetime.timezone.utc).replace(tzinfo=None)
 
 
 def run_with_fast_clock(script):
@@ -436,8 +464,8 @@ def texts(code):
 
 
 def run_compiled(script):
-    """Train and validate with a CompileCounter, and write a note of what is compiled in steps and
-    validations after the first ones."""
+    """Train and validate with a CompileCounter, and write a note of what is compiled after the
+    warm-up. Only the first validation may compile, and without a warm-up the first step."""
     counter = CompileCounter(script)
     module = load(script)
     begun = []  # what the run has done
@@ -459,7 +487,7 @@ def run_compiled(script):
     kind = module.Trainer
     warm_up = module.warm_up
     # What the warm-up compiles is what it is for.
-    module.warm_up = lambda run: [warm_up(run), begun.clear(), counter.found.clear()]
+    module.warm_up = lambda run: [warm_up(run), counter.found.clear()]
     kind.train_step = within(kind.train_step, "step {}")
     kind.validate = within(kind.validate, "a validation")
     kind.export_and_score = end
@@ -579,27 +607,42 @@ def find_average(states, exported):
         column = torch.cat([each[name].detach().double().flatten() for name in names])
         columns.append(column[:: 1 + len(column) // FIT_NUMBERS])
     *columns, wanted = columns
-    matrix = torch.stack(columns, 1)
+    # Steps at a rate of 0 leave equal weights. Only the last of equal ones gets a share.
+    last_equal = []
+    for column in columns:
+        equal = [i for i, other in enumerate(columns) if torch.equal(column, other)]
+        last_equal.append(equal[-1] if equal else len(last_equal))  # none are equal with a nan
+    different = sorted({*last_equal})
+    matrix = torch.stack([columns[i] for i in different], 1)
     way = float((columns[-1] - columns[0]).norm())
-    shares = torch.linalg.lstsq(matrix, wanted[:, None], driver="gelsd").solution
-    rest = float((matrix @ shares - wanted[:, None]).norm()) / max(way, 1e-30)
-    return {"average": shares.flatten().tolist(), "rest": rest}
+    solution = torch.linalg.lstsq(matrix, wanted[:, None], driver="gelsd").solution
+    rest = float((matrix @ solution - wanted[:, None]).norm()) / max(way, 1e-30)
+    shares = dict(zip(different, solution.flatten().tolist(), strict=True))
+    average = [shares.get(i, 0.0) for i in range(len(columns))]
+    return {"average": average, "last_equal": last_equal, "rest": rest}
 
 
 def find_score_loss(run, after):
-    """Return the loss of the sequences of the last training step that follows from the logits, in
-    eval mode and with the weights from before that step. after: the state after each step."""
+    """Return losses of the sequences of the last training step that follow from the logits, in eval
+    mode and with the weights from before that step: with the buffers from before the step, and, if
+    they differ, with those from after it, because a step may set a buffer before it uses it. after:
+    the state after each step."""
+    buffers = {name: after[-1][name] for name, _ in run.model.named_buffers() if name in after[-1]}
+    states = [after[-2], after[-2] | buffers]
+    losses = []
     try:
-        run.model.load_state_dict(after[-2])
         run.step = len(after) - 1
         run.model.eval()
         with closing(run.batches()) as batches:
             pairs = [(b.x.clone(), b.y.clone()) for b in islice(batches, run.runtime.micro_steps)]
-        logits = [run.model.logits(x).float().flatten(0, 1) for x, _ in pairs]
-        nats = [
-            float(F.cross_entropy(z, y.flatten())) for z, (_, y) in zip(logits, pairs, strict=True)
-        ]
-        return {"score_loss": sum(nats) / len(nats)}
+        for state in states if buffers else states[:1]:
+            run.model.load_state_dict(state)
+            nats = []
+            for x, y in pairs:
+                logits = run.model.logits(x.clone()).float().flatten(0, 1)
+                nats.append(float(F.cross_entropy(logits, y.flatten())))
+            losses.append(sum(nats) / len(nats))
+        return {"score_losses": losses}
     except Exception:  # the edited functions may have other arguments
         return {}
     finally:
@@ -622,8 +665,11 @@ def find_untrained(run, begun, trained, exported):
         if name not in kept:
             untrained.append(name if times[name] else f"{name} ({no_one})")
     untrained += sorted(f"{name} (in two optimizers)" for name, n in times.items() if n > 1)
-    others = [p for p in held if not any(p is q for q in run.model.parameters())]
-    words = "in an optimizer, but no nn.Parameter of the model"
+    # A module beside the model, which is saved as a part of its own, may be trained, too.
+    saved = tree_leaves([part.state_dict() for part in run.parts.values()])
+    places = {t.data_ptr() for t in saved if torch.is_tensor(t)}
+    others = [p for p in held if p.data_ptr() not in places]
+    words = "in an optimizer, but no nn.Parameter of the model or of another part"
     untrained += [f"a tensor of shape {tuple(p.shape)} ({words})" for p in others]
     return {"untrained": untrained, "kept": kept}
 
@@ -651,9 +697,10 @@ def find_facts(module, run, stored, length):
         longer.load_state_dict(present, strict=False)
         randomize(longer)
         rows = tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
-        facts["sight"] = find_sight(longer, rows)
+        facts["sight"] = find_sight(longer, rows, run.config.vocab_size)
     except Exception as error:  # the edited model may be built in another way
-        facts["sight"] = find_sight(model, x[:2]) | {"short": repr(error)[:200]}
+        sight = find_sight(model, x[:2], run.config.vocab_size)
+        facts["sight"] = sight | {"short": repr(error)[:200]}
     facts |= find_unused(model, x, present, run.config.vocab_size)
     return facts
 
@@ -734,7 +781,7 @@ def find_wide(module, run, stored):
     return {"wide": {"blocks": sorted({*wide}), "score": str(nats.dtype)}}
 
 
-def find_sight(model, x):
+def find_sight(model, x, vocab_size):
     """Return which positions of two sequences, counted through both, have logits that change with
     later tokens ("leaks"), and which have logits that do not depend on their own token ("ignored");
     or "random", if equal calls return different logits. x: (2, length)"""
@@ -742,6 +789,7 @@ def find_sight(model, x):
     last = 2 * length - 1
     positions = {*range(FIRST_POSITIONS), length // 2, length - 2, length - 1, length, last - 1}
     positions |= {*torch.randint(last, (RANDOM_POSITIONS,)).tolist()}
+    positions &= {*range(last)}  # sequences may be shorter than FIRST_POSITIONS
     plain = model.logits(x.clone()).flatten(0, 1)
     if not torch.equal(model.logits(x.clone()).flatten(0, 1), plain):
         return {"leaks": [], "ignored": [], "length": length, "random": True}
@@ -752,12 +800,12 @@ def find_sight(model, x):
     ignored = []
     for position in sorted(positions):
         changed = x.flatten().clone()
-        changed[position + 1 :] = torch.randint(plain.size(-1), (last - position,))
+        changed[position + 1 :] = torch.randint(vocab_size, (last - position,))
         gap = model.logits(changed.view_as(x)).flatten(0, 1)[: position + 1] - plain[: position + 1]
         if not gap.abs().max() < rounding:  # true for nan, too
             leaks.append(position)
         changed = x.flatten().clone()
-        changed[position] = (changed[position] + 1) % plain.size(-1)
+        changed[position] = (changed[position] + 1) % vocab_size
         if torch.equal(model.logits(changed.view_as(x)).flatten(0, 1)[position], plain[position]):
             ignored.append(position)
     return {"leaks": leaks, "ignored": ignored, "length": length}

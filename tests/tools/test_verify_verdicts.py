@@ -26,7 +26,7 @@ FIRST += ["opposite-results", "not-read-ahead", "two-ranks", "reads", "compiled"
 FACTS = {
     "nats": 3.0, "targets": 64, "tensors": 2, "counted": [100.0, 64.0], "foreign": [], "kept": [],
     "gaps": {"w": 0.1}, "untrained": [], "unused": [], "twice": [], "shares": [1.0, 0.9, 1.0],
-    "shifts": {"w": 0.07}, "average": [0.0] * 12 + [1.0], "rest": 0.0, "score_loss": 3.88,
+    "shifts": {"w": 0.07}, "average": [0.0] * 12 + [1.0], "rest": 0.0, "score_losses": [3.88],
     "sight": {"leaks": [], "ignored": [], "length": 1024}, "late": [[8, 0.0], [24, 1e-6]],
     "wide": {"blocks": [], "score": "torch.float32"},
     "batch": {"targets": [32, 32], "loss": 3.0, "mean": 3.0},
@@ -103,7 +103,7 @@ ROWS = [  # the run, its attribute that differs, the value, the expected faults
     ("model", "untrained", ["w"], "trained"),
     ("model", "kept", ["w"], "exported"),
     ("model", "foreign", ["w"], "whole"),
-    ("model", "unused", ["w"], "artifact"),
+    ("model", "unused", ["w"], ""),  # the scorer may use it
     ("model", "twice", ["w"], "artifact"),
     ("model", "shifts", {"w": 0.9}, "stored"),
     ("model", "average", [0.0] * 9 + [0.25] * 4, ""),
@@ -203,10 +203,75 @@ class Toy(torch.nn.Module):
 def test_leaks_are_found_from_the_position_where_they_begin() -> None:
     x = torch.randint(5, (2, 64), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    assert probes.find_sight(Toy(64), x) == {"leaks": [], "ignored": [], "length": 64}
-    found = probes.find_sight(Toy(40), x)
+    assert probes.find_sight(Toy(64), x, 5) == {"leaks": [], "ignored": [], "length": 64}
+    found = probes.find_sight(Toy(40), x, 5)
     assert found["ignored"] == [] and 62 in found["leaks"]
     assert min(place % 64 for place in found["leaks"]) >= 40
+
+
+class Lookup(Toy):
+    """Logits that have more values than there are tokens, and whose table has one row per token."""
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.arange(3.0)[tokens][..., None].cumsum(1) * torch.ones(8)
+
+
+@pytest.mark.parametrize("length", [4, 11, 64])
+def test_padded_logits_and_short_sequences_can_be_examined(length: int) -> None:
+    x = torch.randint(3, (2, length), generator=torch.Generator().manual_seed(0))
+    sight = {"leaks": [], "ignored": [], "length": length}
+    assert probes.find_sight(Lookup(64), x, 3) == sight
+
+
+def test_an_unused_tensor_is_a_fault_unless_the_score_differs() -> None:
+    facts = FACTS | {"unused": ["w"]}
+    kinds = [[kind for _, kind, _ in judge.artifact_verdicts(facts, d)] for d in (False, True)]
+    assert kinds == [["ok", "FAULT"], ["ok", "note"]]
+    twice = [*judge.artifact_verdicts(facts | {"twice": ["v"]}, True)]
+    assert [kind for _, kind, _ in twice] == ["ok", "note", "FAULT"]
+
+
+def test_weights_are_compared_with_infinities_and_nan() -> None:
+    inf, nan = math.inf, math.nan
+    same = {"a": torch.tensor([-inf, nan, 0.0]), "empty": torch.empty(0, 32)}
+    assert judge.weight_differences(same, {name: t.clone() for name, t in same.items()}) == []
+    small, lost = same | {"b": torch.tensor([1.0, nan])}, same | {"b": torch.tensor([nan, nan])}
+    assert judge.weight_differences(small, lost) == ["weights by up to inf"]
+    near = same | {"b": torch.tensor([1.5, nan])}
+    assert judge.weight_differences(small, near) == ["weights by up to 0.5"]
+
+
+def test_rates_below_0_are_those_of_the_run_that_has_them(tmp_path: Path) -> None:
+    full, clock = FakeRun("full", tmp_path), FakeRun("clock", tmp_path)
+    change(full, "stepped", [["adam", [-0.1]]])
+    [[_, kind, text]] = judge.clock_verdicts(
+        SimpleNamespace(steps=12), {"full": full, "clock": clock}
+    )
+    assert kind == "FAULT" and text.startswith("in a run without a time limit learning rates")
+
+
+def test_both_faults_of_dtypes_are_reported() -> None:
+    _, kind, text = judge.dtype_verdict({"blocks": [1], "score": "torch.bfloat16"})
+    assert kind == "FAULT" and "score is computed in bfloat16" in text and "blocks 1" in text
+
+
+def test_a_training_loss_may_be_that_of_buffers_that_the_step_has_set(tmp_path: Path) -> None:
+    [[_, kind, _]] = judge.loss_verdicts(FakeRun("full", tmp_path), {"score_losses": [3.0, 3.88]})
+    assert kind == "ok"
+
+
+def test_all_clocks_of_python_are_faster() -> None:
+    code = (
+        "import datetime, time, probes; real, real_ns = time.sleep, time.perf_counter_ns\n"
+        "before = datetime.datetime.now(); probes.speed_up_clocks()\n"
+        "read = lambda: [datetime.datetime.now().timestamp(), time.clock_gettime(1), time.time(),\n"
+        "    time.clock_gettime_ns(time.CLOCK_REALTIME) / 1e9, time.monotonic()]\n"
+        "first = read(); thread = time.thread_time(); real(0.2); sum(range(10**6))\n"
+        "assert all(b - a > 100 for a, b in zip(first, read())), (first, read())\n"
+        "assert time.thread_time() - thread > 1 and isinstance(before, datetime.datetime)\n"
+        "from datetime import datetime as d; assert (d.utcnow() - before).days < 2\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "tools")
 
 
 def test_a_note_says_that_longer_sequences_were_not_checked() -> None:
@@ -267,6 +332,19 @@ def test_the_shares_of_an_average_are_found() -> None:
     found = probes.find_average(states, {"w": mean})
     assert found["average"] == pytest.approx(shares, abs=1e-4) and found["rest"] < 1e-4
     assert probes.find_average(states, {"w": mean.square()})["rest"] > 0.1
+
+
+def test_equal_weights_have_one_share() -> None:
+    draw = torch.Generator().manual_seed(0)
+    states = [{"w": torch.randn(40, 40, generator=draw)} for _ in range(4)]
+    states.append(states[-1])  # the last step has the rate 0
+    found = probes.find_average(states, states[-1])
+    assert found["average"] == pytest.approx([0, 0, 0, 0, 1], abs=1e-4)
+    moving = {"w": 0.2 * states[2]["w"] + 0.8 * states[3]["w"] - 0.0 * states[0]["w"]}
+    assert probes.find_average(states, moving)["average"][2:] == pytest.approx([0.2, 0, 0.8])
+    shares = [0.8**4, 0.2 * 0.8**3, 0.2 * 0.8**2, 0.0, 0.2 * 0.8 + 0.2]
+    assert judge.average_verdict(shares, [0, 1, 2, 4, 4])[1] == "ok"
+    assert judge.average_verdict([0, 0.25, 0.25, 0, 0.5], [0, 1, 2, 4, 4])[1] == "ok"
 
 
 def test_a_shift_is_told_from_rounding_and_from_weights_stored_as_zero() -> None:
