@@ -1,9 +1,11 @@
 """Look at a tiny run of verify.py from the inside. These functions are called in the new processes.
 
-They use these parts of an edited train_gpt.py: Trainer.train_step, .train, .export_and_score,
-.batches, .groups, .parts, .config and .model, Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms,
-Runtime.all_reduce, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
-KEEP_FLOAT_MAX_NUMEL, "parts" of a checkpoint; and logits, forward, dtype and blocks of the model.
+They use these parts of an edited train_gpt.py: Trainer.train_step, .train, .validate,
+.export_and_score, .batches, .groups, .parts, .config, .runtime, .step and .model;
+Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms, Runtime.all_reduce, .compiles and
+.micro_steps; warm_up, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
+KEEP_FLOAT_MAX_NUMEL, MIN_SCALE, "parts" of a checkpoint; and logits, forward, dtype and blocks of
+the model.
 This module builds on loading.py.
 """
 

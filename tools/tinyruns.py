@@ -54,7 +54,6 @@ SET_BY_VERIFY = {
     "RUN_ID",
     "RESUME",
     "CHECKPOINT_EVERY",
-    "VAL_TOKENS",
 }
 SET_BY_VERIFY |= {"MAX_WALLCLOCK_SECONDS"}  # runs with a time limit do not repeat exactly
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
@@ -93,6 +92,17 @@ def make_data(folder, seq_len, vocab_size):
 
 
 # === Runs ===
+def refuse_settings(given):
+    """Raise ToolError if a setting is given that the runs must not have."""
+    for name in SET_BY_VERIFY & given.keys():
+        raise ToolError(f"{name} cannot be set here: verify.py sets it for each run")
+    if "VAL_TOKENS" in given:
+        raise ToolError(
+            "VAL_TOKENS cannot be set here: verify.py scores the whole validation split, which it "
+            "makes; leave VAL_TOKENS out"
+        )
+
+
 def make_contexts():
     """Return two contexts of multiprocessing. Their processes have torch imported already, but they
     differ in the hash seed (so in the order of sets of text) and in the addresses of objects, as
@@ -116,8 +126,7 @@ class Lab:
         self.script = Path(script).resolve()
         self.given = given
         self.watched = frozenset()  # lines of the script; runs note which of them are executed
-        for name in SET_BY_VERIFY & given.keys():
-            raise ToolError(f"{name} cannot be set here: verify.py sets it for each run")
+        refuse_settings(given)
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = {name: value for name, value in env.items() if name not in TINY} | given
         self.contexts = make_contexts()
@@ -229,7 +238,8 @@ class Run:
 
     def find_place(self, rank):
         """Return in words where in the script a rank failed or was stuck."""
-        frames = re.findall(rf'File "{self.script}", line (\d+), in (\w+)', self.output(rank))
+        pattern = rf'File "{re.escape(str(self.script))}", line (\d+), in (\S+)'
+        frames = re.findall(pattern, self.output(rank))
         words = [f"{name}, line {line}" for line, name in frames[:-3:-1]]
         return f"in {', called by '.join(words)}" if words else "has ended"
 

@@ -25,7 +25,7 @@ HINTS_FILE = Path(__file__).with_name("hints.txt")
 def read_hints():
     """Return [(property, words, what a fault means and where to look)] of hints.txt.
 
-    A hint with words in brackets, as in `clock (below 0): ...`, is about the faults whose text
+    A hint with words in brackets, as in `clock (fall below 0): ...`, is about the faults whose text
     contains these words. A property's hint without words is about all its other faults."""
     hints = []
     for line in HINTS_FILE.read_text("utf-8").splitlines():
@@ -48,11 +48,12 @@ def verdicts(script, settings, base=None, score_differs=False):
     yield from judge.verdicts(script, settings, base, score_differs)
 
 
-def check_source(parser, name):
-    """End the program with one line if `name` is not the source of a Trainer."""
+def check_source(parser, name, wanted):
+    """End the program with one line if `name` is not the source of a Trainer. wanted: what the user
+    should give."""
     path = Path(name)
     if not path.is_file():
-        parser.error(f"{name}: there is no such file; give an edited copy of train_gpt.py")
+        parser.error(f"{name}: there is no such file; give {wanted}")
     source = path.read_bytes()
     if b"class Trainer" not in source:
         raise cli.ToolError(
@@ -97,8 +98,8 @@ def main(arguments):
         settings[name] = text
 
     def check_and_print():
-        check_source(parser, options.script)
-        check_source(parser, options.base)
+        check_source(parser, options.script, "an edited copy of train_gpt.py")
+        check_source(parser, options.base, "the script with which to compare after --base")
         return print_verdicts(options.script, settings, options.base, options.score_differs)
 
     return cli.run(check_and_print)

@@ -62,7 +62,7 @@ BROKEN = parse_edits(["~x = x0 = rms_norm(x) => x = x0 = rms_norm(x"])
         ([], 2, "give the script to check"),
         (["none.py"], 2, "none.py: there is no such file"),
         (["mine.py"], 1, "mine.py, line LINE: Python cannot read this line: '(' was never closed"),
-        ([ROOT / "train_gpt.py", "--base", "none.py"], 2, "none.py: there is no such file"),
+        ([ROOT / "train_gpt.py", "--base", "none.py"], 2, "such file; give the script with which"),
     ],
 )
 def test_wrong_use_is_answered_without_packages(

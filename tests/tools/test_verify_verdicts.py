@@ -296,6 +296,19 @@ def test_the_cause_is_not_the_error_that_it_causes_on_another_rank() -> None:
     assert tinyruns.choose_cause(["", lost]) == lost
 
 
+@pytest.mark.parametrize("place", ["<module>", "<lambda>", "step"])
+def test_the_place_of_an_error_is_found_in_any_folder(place: str, tmp_path: Path) -> None:
+    run = tinyruns.Run.__new__(tinyruns.Run)
+    run.folder, run.script = tmp_path, Path("/home/edits (1)+/mine.py")
+    (tmp_path / "output0.txt").write_text(f'  File "{run.script}", line 7, in {place}\n    x = 1')
+    assert run.find_place(0) == f"in {place}, line 7"
+
+
+def test_a_setting_that_cannot_be_given_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(verify.cli.ToolError, match="scores the whole validation split"):
+        tinyruns.Lab(tmp_path, tmp_path / "mine.py", {"VAL_TOKENS": "64"})
+
+
 def test_a_hint_belongs_to_the_words_of_the_fault() -> None:
     """No hint says that clocks differ if a rate falls below 0, or speaks of random numbers if a
     later token changes logits."""
