@@ -34,10 +34,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-TRIALS = 12  # with other weights: a tensor that has no effect in any trial is called unused
-FIRST_POSITIONS = 24  # of a sequence, all of which are tested
-RANDOM_POSITIONS = 12  # further positions that are tested
-FIT_NUMBERS = 100_000  # of all weights: so many are enough to find what an average is made of
+TRIALS = 12  # find_unused tries so many sets of weights
+FIRST_POSITIONS = 24  # find_sight tests so many positions at the beginning of a sequence
+RANDOM_POSITIONS = 12  # find_sight tests so many further positions
+FIT_NUMBERS = 100_000  # find_average uses about so many numbers of all weights
 REAL_DATETIME = datetime.datetime
 CONTROLS = 3  # the first token ids are control tokens: unknown, begin, end
 

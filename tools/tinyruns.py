@@ -40,7 +40,7 @@ from runs import read_log
 RENDEZVOUS_SECONDS = 60  # how long a rank waits for the other ranks
 PROCESS_SECONDS = 3600  # after that, a process is ended
 # A step has 16 sequences, 4 in each of 4 micro-steps. Of 5 layers, two are the sources of skip
-# connections, so their order matters; two get one, and the last one gets none.
+# connections, so their order matters; two receive one, and the last one receives none.
 TINY = {
     "ITERATIONS": 12, "WARMUP_STEPS": 3, "WARMDOWN_ITERS": 5, "MUON_MOMENTUM_WARMUP_STEPS": 6,
     "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 0, "MAX_WALLCLOCK_SECONDS": 0,
@@ -56,6 +56,7 @@ SET_BY_VERIFY = {
     "CHECKPOINT_EVERY",
 }
 SET_BY_VERIFY |= {"MAX_WALLCLOCK_SECONDS"}  # runs with a time limit do not repeat exactly
+# What torchrun sets in the environment, in the order in which Run.start fills it.
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 MODEL = "tiny.model"
 
@@ -198,7 +199,8 @@ class Run:
 
     def __init__(self, lab, name, act, *more, script=None, ranks=1, context=0, **settings):
         """Prepare to call act(script, *more) in new processes, with the settings in the
-        environment. Rank 0 is started by lab.contexts[context], rank 1 by the other context."""
+        environment. A setting with the value None is left out of it. context: 0 (fork) or 1 (fork
+        server), the context that starts rank 0; rank 1 is started by the other one."""
         self.name = name
         self.folder = lab.folder / name
         self.folder.mkdir()
@@ -229,7 +231,7 @@ class Run:
         if not any(process.exitcode for process in self.processes):
             return all(process.exitcode == 0 for process in self.processes)
         for process in self.processes:
-            process.join(15)  # another rank may print its own reason
+            process.join(15)  # the other ranks have time to print their reasons, too
         self.kill()
         places = "; ".join(f"rank {rank} {self.find_place(rank)}" for rank in self.ranks)
         cause = choose_cause(self.output(rank).split("\n")[-1] for rank in self.ranks)
@@ -240,7 +242,8 @@ class Run:
         """Return in words where in the script a rank failed or was stuck."""
         pattern = rf'File "{re.escape(str(self.script))}", line (\d+), in (\S+)'
         frames = re.findall(pattern, self.output(rank))
-        words = [f"{name}, line {line}" for line, name in frames[:-3:-1]]
+        innermost_two = frames[:-3:-1]
+        words = [f"{name}, line {line}" for line, name in innermost_two]
         return f"in {', called by '.join(words)}" if words else "has ended"
 
     def kill(self):
@@ -273,7 +276,7 @@ class Run:
 
 
 def choose_cause(last_lines):
-    """Return the line that explains most, of the last lines of all ranks. If one rank fails, the
+    """Return which of the last lines that the ranks printed says the cause best. If one rank fails, the
     others lose the connection and fail, too, with an error of gloo. If both ranks wait for each
     other, the one that times out first explains most."""
     lines = [line for line in last_lines if line]

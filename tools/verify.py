@@ -10,7 +10,7 @@ Exit code: 0 no faults, 1 there is a fault or the script does not run, 2 wrong u
 """
 
 # This module reads the command line and prints. It imports judge.py, which imports torch, only when
-# the arguments are right, so that --help and an error of a name are answered at once.
+# the arguments are right, so that --help and a wrong file name are answered at once.
 
 import signal
 import sys
@@ -36,7 +36,8 @@ def read_hints():
 
 
 def find_hint(name, text):
-    """Return the hint for a fault of this property with this text."""
+    """Return the hint for a fault of this property with this text. In hints.txt, a property's hints
+    with words are above the one without words, which fits every text."""
     return next(hint for each, words, hint in read_hints() if each == name and words in text)
 
 
@@ -49,8 +50,8 @@ def verdicts(script, settings, base=None, score_differs=False):
 
 
 def check_source(parser, name, wanted):
-    """End the program with one line if `name` is not the source of a Trainer. wanted: what the user
-    should give."""
+    """End the program with one line if the file `name` is not a readable train_gpt.py. wanted: what
+    the user should give."""
     path = Path(name)
     if not path.is_file():
         parser.error(f"{name}: there is no such file; give {wanted}")
@@ -118,5 +119,6 @@ def print_verdicts(script, settings, base, score_differs):
 
 
 if __name__ == "__main__":
+    # So that `finally` blocks end the runs and remove their folder.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))
