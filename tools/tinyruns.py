@@ -276,9 +276,9 @@ class Run:
 
 
 def choose_cause(last_lines):
-    """Return which of the last lines that the ranks printed says the cause best. If one rank fails, the
-    others lose the connection and fail, too, with an error of gloo. If both ranks wait for each
-    other, the one that times out first explains most."""
+    """Return which of the last lines that the ranks printed says the cause best. If one rank
+    fails, the others lose the connection and fail, too, with an error of gloo. If both ranks wait
+    for each other, the one that times out first explains most."""
     lines = [line for line in last_lines if line]
     own = [line for line in lines if "gloo" not in line and "another rank" not in line]
     timeouts = [line for line in lines if "Timed out" in line]
