@@ -12,12 +12,12 @@ import tempfile
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import cli
 import numpy as np
 import probes
+import torch
 from loading import call_main
 from tinyruns import MODEL, TINY, Lab, Run
 
@@ -75,8 +75,14 @@ def differences(a, b, nats=0.0, with_score=True):
 def weight_differences(a, b):
     if {name: t.shape for name, t in a.items()} != {name: t.shape for name, t in b.items()}:
         return ["names or shapes of weights"]
-    most = max((a[name].double() - b[name].double()).norm(math.inf).item() for name in a)
-    return [f"weights by up to {most:.2g}"] if most else []
+    gaps = []
+    for name, t in a.items():
+        x, y = t.double(), b[name].double()
+        is_other = ~torch.isclose(x, y, rtol=0, atol=0, equal_nan=True)
+        if is_other.any():
+            # Where only one of the two numbers is finite, they are infinitely far apart.
+            gaps.append((x - y)[is_other].abs().nan_to_num(nan=math.inf).max().item())
+    return [f"weights by up to {max(gaps):.2g}"] if gaps else []
 
 
 def judge_equal(name, full, others, again=None):
@@ -151,9 +157,9 @@ def gradient_gaps(ones, twos):
 
 
 # === The runs ===
-def first_runs(lab, base, noted):
-    """Return {name: Run} of the runs that need no other run, the longest one first. noted: the
-    function that makes a run with notes."""
+def first_runs(lab, base):
+    """Return {name: Run} of the runs that need no other run, the longest one first."""
+    noted = probes.run_with_notes
     every = {"CHECKPOINT_EVERY": 1, "CHECKPOINT_KEEP": lab.steps + 1}
     often = {"VAL_LOSS_EVERY": 1, "TRAIN_LOG_EVERY": 0}
     compiles = {"TORCH_COMPILE": 1, "VAL_LOSS_EVERY": 4, "GRAD_ACCUM_STEPS": 1}
@@ -237,8 +243,8 @@ def late_runs(lab, runs, score_differs):
 def verify(lab, base, score_differs):
     """Make all runs and yield the verdicts. Raises ToolError if the script does not run."""
     changed = changed_lines(lab.script, base) if base else {}
-    noted = partial(probes.run_with_notes, watched={*changed})
-    runs = first_runs(lab, base, noted)
+    lab.watched = frozenset(changed)
+    runs = first_runs(lab, base)
     print("tiny training runs (seconds for train_gpt.py, minutes for larger settings), ", end="")
     print("finished so far:", end="")
     lab.run_all(runs.values(), done=0, total=len(runs) + LATE_RUNS + 2 * score_differs)
@@ -308,6 +314,11 @@ def two_rank_verdicts(runs, batch, score_differs):
     alone, two = runs["no-warm-up"], runs["two-ranks"]
     fault = replica_fault(two)
     yield verdict("replicas", fault, "both ranks have the same weights after each step")
+    if alone.error:
+        # "warm-up" has reported why this run has failed.
+        text = f"two ranks were not compared with one: the run no-warm-up ends: {alone.error}"
+        yield "ranks", "note", text
+        return
     drawn = find_drawn(alone)
     kind, words = gradient_words(runs, drawn, batch)
     nats = RANDOM if drawn or kind == "note" else ROUNDING
@@ -320,8 +331,14 @@ def two_rank_verdicts(runs, batch, score_differs):
         texts = [words] if words else []
         texts += [f"two ranks differ: {gap}"] if gap else []
         yield "ranks", "FAULT", "; ".join(texts)
+    elif two.error:
+        text = f"two ranks were not compared with one: the run of two ranks ends: {two.error}"
+        yield "ranks", "note", "; ".join([words, text] if words else [text])
     else:
-        yield "ranks", kind, words or f"two ranks train like one (within {nats} nats)"
+        text = f"two ranks train like one (within {nats} nats)"
+        if why := why_no_gradients(runs, drawn):
+            text += f"; the gradients of step 1 were not compared, because {why}"
+        yield "ranks", kind, words or text
     yield optimizer_verdict(read_step_notes(alone)[0])
 
 
@@ -342,9 +359,9 @@ def score_gap(alone, two, nats):
 
 
 def find_drawn(run):
-    """Return which generators of random numbers step 1 of a run draws from."""
+    """Return which generators of random numbers a step of a run draws from."""
     kinds = "Python", "numpy", "torch"
-    drawn = [step["drawn"] for steps in read_step_notes(run) for step in steps[:1]]
+    drawn = [step["drawn"] for steps in read_step_notes(run) for step in steps]
     return [kind for kind, *each in zip(kinds, *drawn, strict=False) if any(each)]
 
 
@@ -355,6 +372,26 @@ def first_gradients(alone, two):
     if gradient_gaps(twos, others):  # each rank keeps its own gradients: an optimizer adds them
         twos = {name: grad + others.get(name, 0) for name, grad in twos.items()}
     return ones, twos
+
+
+def why_no_gradients(runs, drawn):
+    """Return in words why the gradients of one rank and of two ranks cannot be compared; empty if
+    they can."""
+    if not drawn:
+        return ""
+    if drawn != ["torch"]:
+        return f"steps draw random numbers of {' and '.join(drawn)}"
+    pair = runs.get("first-step"), runs.get("first-step-of-two")
+    for run in [run for run in pair if run]:
+        if operation := read_note(run, "not-replaced"):
+            return f"verify.py cannot replace the random numbers of {operation} by constants"
+        if run.error:
+            return f"the run {run.name} ends: {run.error}"
+    try:
+        is_finite = all(grad.isfinite().all() for grad in first_gradients(*pair)[0].values())
+    except (OSError, AttributeError):
+        return "the runs in which random numbers are constants have none"
+    return "" if is_finite else "without random numbers they are not finite"
 
 
 def gradient_words(runs, drawn, batch):
@@ -429,6 +466,9 @@ def clock_verdicts(lab, runs):
         if below := negative_rates(steps):
             yield "clock", "FAULT", below
         return
+    if below := negative_rates(steps):
+        yield "clock", "FAULT", f"in a run without a time limit {below}"
+        return
     first, second = ([step["stepped"] for step in steps] for steps in read_step_notes(run))
     if run.error and not first:
         text = f"a run with MAX_WALLCLOCK_SECONDS does not start: {run.error}"
@@ -439,7 +479,7 @@ def clock_verdicts(lab, runs):
         if a != b:
             fault = f"the rates of two ranks differ at step {step}"
             break
-    fault = fault or replica_fault(run) or negative_rates(steps + read_step_notes(run)[0])
+    fault = fault or replica_fault(run) or negative_rates(read_step_notes(run)[0])
     count = f"{len(first)} steps in the time of {lab.steps}"
     if not fault and len(first) > lab.steps:
         fault = f"there are {count}: the time limit is not kept"
@@ -470,7 +510,7 @@ def model_verdicts(lab, runs, facts, score_differs):
         yield from weight_verdicts(facts)
         yield from loss_verdicts(runs["full"], facts)
         yield from sight_verdicts(facts["sight"])
-        yield from artifact_verdicts(facts)
+        yield from artifact_verdicts(facts, score_differs)
         yield from score_verdicts(lab, runs["full"], facts, score_differs)
     else:
         yield "model", "FAULT", why_no_facts(runs["model"], facts)
@@ -497,11 +537,14 @@ def weight_verdicts(facts):
         fault += f"{shift:.2g} of the errors' root mean square, where rounding has less than 0.1"
     yield verdict("stored", fault, text)
     if facts.get("rest", 1.0) <= REST:
-        yield average_verdict(facts["average"])
+        yield average_verdict(facts["average"], facts.get("last_equal"))
 
 
-def average_verdict(shares):
-    """Judge which share the initial weights and those after each step have in the export."""
+def average_verdict(shares, last_equal=None):
+    """Judge which share the initial weights and those after each step have in the export.
+    last_equal: for each of them, the place of the last weights that are equal to them. The share of
+    equal weights is at that place."""
+    last_equal = last_equal or [*range(len(shares))]
     total = sum(shares)
     places = ["the initial weights", *(f"step {i}" for i in range(1, len(shares)))]
     pairs = zip(places, shares, strict=True)
@@ -512,15 +555,15 @@ def average_verdict(shares):
     text += cli.join_some([f"{place} ({share:.1%})" for place, share in used.items()], 24)
     if abs(total - 1) > 5 * SHARE:
         return "average", "FAULT", f"{text}; the shares add up to {total:.4f}"
-    words = odd_shares(shares, used)
+    words = odd_shares(shares, used, last_equal)
     return "average", "note" if words else "ok", "; ".join([text, *words])
 
 
-def odd_shares(shares, used):
+def odd_shares(shares, used, last_equal):
     """Return in words what is unusual in the shares of an average."""
     words = []
     last = len(shares) - 1
-    if any(is_moving_average(shares, start) for start in range(last)):
+    if any(is_moving_average(shares, start, last_equal) for start in range(last)):
         return words
     if f"step {last}" not in used:
         words.append(
@@ -529,6 +572,8 @@ def odd_shares(shares, used):
         )
     if "the initial weights" in used:
         words.append("do the initial weights belong to it?")
+    if len({*last_equal}) < len(shares):
+        return words  # a share of several steps is larger than others
     for place, share in used.items():
         others = [each for name, each in used.items() if name != place]
         if len(others) >= 3 and max(others) - min(others) < SHARE < abs(share - others[0]):
@@ -536,22 +581,28 @@ def odd_shares(shares, used):
     return words
 
 
-def is_moving_average(shares, start):
+def is_moving_average(shares, start, last_equal):
     """Return True if these are the shares of a moving average that began as a copy of the weights
     after `start` steps."""
     last = len(shares) - 1
-    decay = 1 - shares[-1]
+    equal_steps = last - min(i for i, place in enumerate(last_equal) if place == last)
+    # The last weights and those equal to them have the share 1 - decay ** (their number).
+    decay = max(0.0, 1 - shares[-1]) ** (1 / (1 + equal_steps))
     wanted = [0.0] * start + [decay ** (last - start)]
     wanted += [(1 - decay) * decay ** (last - step) for step in range(start + 1, last + 1)]
-    return all(abs(a - b) < SHARE for a, b in zip(shares, wanted, strict=True))
+    merged = [0.0] * len(shares)
+    for place, share in zip(last_equal, wanted, strict=True):
+        merged[place] += share
+    return all(abs(a - b) < SHARE for a, b in zip(shares, merged, strict=True))
 
 
 def loss_verdicts(full, facts):
     """Compare the training loss of the last step with the score's loss of the same sequences."""
-    if "score_loss" not in facts:
+    if not facts.get("score_losses"):
         return
     step = max(full.steps)
-    trained, scored = full.steps[step][0], facts["score_loss"]
+    trained = full.steps[step][0]
+    scored = min(facts["score_losses"], key=lambda loss: abs(loss - trained))
     text = f"with the same weights, the sequences of step {step} have the training loss "
     text += f"{trained:.5g} and the score's loss {scored:.5g}"
     if abs(trained - scored) <= SAME_LOSS * scored:
@@ -562,10 +613,15 @@ def loss_verdicts(full, facts):
     yield "loss", "note", f"{text}: {why}"
 
 
-def artifact_verdicts(facts):
+def artifact_verdicts(facts, score_differs):
     yield dtype_verdict(facts["wide"])
     faults = []
-    if facts["unused"]:
+    if facts["unused"] and score_differs:
+        words = "please judge: does the score use it?"
+        yield "artifact", "note", f"no logit depends on {cli.join_some(facts['unused'])}; {words}"
+        if not facts["twice"]:
+            return
+    elif facts["unused"]:
         faults.append(f"no logit depends on {cli.join_some(facts['unused'])}")
     if facts["twice"]:
         words = "the same memory as another tensor, so it is stored twice"
@@ -601,12 +657,12 @@ def dtype_verdict(wide):
         is_mixed = "dtype" in wide or "scalar type" in wide
         text = f"the model does not run in bfloat16: {wide}"
         return "dtype", "FAULT" if is_mixed else "note", text
-    fault = "the score is computed in bfloat16" if "bfloat16" in wide["score"] else ""
+    faults = ["the score is computed in bfloat16"] if "bfloat16" in wide["score"] else []
     if wide["blocks"]:
-        fault = f"blocks {cli.join_some(wide['blocks'])} return float32"
+        faults.append(f"blocks {cli.join_some(wide['blocks'])} return float32")
     words = "with bfloat16 activations"
     good = f"{words} all blocks return bfloat16, and the score is float32"
-    return verdict("dtype", fault and f"{words} {fault}", good)
+    return verdict("dtype", faults and f"{words} {', and '.join(faults)}", good)
 
 
 def score_verdicts(lab, full, facts, score_differs):
@@ -652,19 +708,28 @@ def target_fault(lab, facts):
 
 def sum_verdict(run):
     sums = read_note(run, "facts").get("shares", [])
-    if not any(math.isfinite(each) for each in sums):
+    cases = "the last target alone", "the first target alone"
+    cases += ("the last target if all others are scored, too",)
+    # A run that ended early has no sums.
+    pairs = [*zip(cases, sums, strict=False)]
+    found = [f"{total:.6f} for {case}" for case, total in pairs if math.isfinite(total)]
+    left_out = [case for case, total in pairs if not math.isfinite(total)]
+    if not found:
         return "sum", "note", run.error or "a target cannot be scored alone"
-    text = "the probabilities of all values add up to {:.6f} for the last target alone, to {:.6f} "
-    text += "for the first one alone, and to {:.6f} for the last one if all others are scored, too"
-    text = text.format(*sums)
+    text = f"the probabilities of all values add up to {', to '.join(found)}"
+    if left_out:
+        text += f"; this sum could not be computed for {' and for '.join(left_out)}"
     return verdict("sum", text if any(each > 1 + 2e-4 for each in sums) else "", text)
 
 
 def scorer_verdict(run):
     found = read_note(run, "facts").get("late", [])
+    if run.error or not found:
+        why = "at none of the four positions the later tokens could be replaced and not scored"
+        return "scorer", "note", run.error or why
     late = [f"those of the first {n} by {gap:.2g}" for n, gap in found if not gap <= LATE]
     fault = late and f"losses change with the tokens after the targets: {', '.join(late)}"
-    counts = ", ".join(str(n) for n, _ in found) or "none"
+    counts = ", ".join(str(n) for n, _ in found)
     good = f"the losses of the first {counts} targets do not change with later tokens"
     return verdict("scorer", fault, good)
 
@@ -683,7 +748,7 @@ def file_verdicts(lab, run):
     script, data, own = (re.escape(str(path)) for path in (lab.script, lab.data, run.folder))
     known = rf".*\.pyc?(\.\d+)?$|{script}$|{data}[-\w]*/"
     known += rf"(fineweb_\w+\.bin|{MODEL}|tokenizer.sha256|\.producing)$"
-    known += rf"|{own}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|final_model\.)"
+    known += rf"|{own}/(notes/|checkpoints/|logs/({run.name}|write)\.|output0|lines0|final_model\.)"
     # The temporary folder of the runs may be in one of these folders, for example in /dev/shm.
     systems = f"{sys.prefix}/", f"{sys.base_prefix}/", "/proc/", "/sys/", "/dev/", "/etc/"
     files = {str(path) for path in run.folder.rglob("*") if path.is_file()}
@@ -740,14 +805,19 @@ def speed_verdicts(lab, runs):
 
     run = runs["reads"]
     reads = read_note(run, "reads")
+    left_out = ""
+    if uncounted := read_note(run, "uncounted"):
+        left_out = "; not counted, because a function that asks for the kind of device is called: "
+        left_out += cli.join_some([quote(line) for line in uncounted], 4)
     if run.error:
         yield "reads", "note", f"a run that counts values that the host reads ends: {run.error}"
     elif reads:
         words = [f"{quote(line)} (in {len(steps)} steps)" for line, steps in reads.items()]
         why = "the host reads a value that the device computes, and on a GPU it waits there"
-        yield "reads", "note", f"{why}: {cli.join_some(words, 4)}"
+        yield "reads", "note", f"{why}: {cli.join_some(words, 4)}{left_out}"
     else:
-        yield "reads", "ok", "in no step the host reads a value that the device computes"
+        good = "in no step the host reads a value that the device computes"
+        yield "reads", "ok", f"{good}{left_out}"
     run = runs["compiled"]
     found = read_note(run, "compiled")
     if run.error:
@@ -777,8 +847,8 @@ def edit_verdicts(base, runs, changed):
         )
         text += differences(unedited, runs["full"]) or none
     yield "effect", "note", text
-    noted = [read_note(run, "lines", rank) for run in runs.values() for rank in run.ranks]
-    missed = changed.keys() - {*chain(*noted)}
+    texts = [run.text(f"lines{rank}.txt") for run in runs.values() for rank in run.ranks]
+    missed = changed.keys() - {int(number) for text in texts for number in text.split()}
     if missed:
         words = [f"{number} `{changed[number].strip()}`" for number in sorted(missed)]
         yield "lines", "note", f"no run executed these lines of the edit: {cli.join_some(words, 4)}"

@@ -1,23 +1,25 @@
 """Look at a tiny run of verify.py from the inside. These functions are called in the new processes.
 
-They use these parts of an edited train_gpt.py: Trainer.train_step, .train, .export_and_score,
-.batches, .groups, .parts, .config and .model, Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms,
-Runtime.all_reduce, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
-KEEP_FLOAT_MAX_NUMEL, "parts" of a checkpoint; and logits, forward, dtype and blocks of the model.
+They use these parts of an edited train_gpt.py: Trainer.train_step, .train, .validate,
+.export_and_score, .batches, .groups, .parts, .config, .runtime, .step and .model;
+Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms, Runtime.all_reduce, .compiles and
+.micro_steps; warm_up, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
+KEEP_FLOAT_MAX_NUMEL, MIN_SCALE, "parts" of a checkpoint; and logits, forward, dtype and blocks of
+the model.
 This module builds on loading.py.
 """
 
+import datetime
 import json
 import logging
 import math
 import os
 import random
 import sys
-import threading
 import time
 import zlib
 from collections import deque
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,13 +30,15 @@ import torch.nn.functional as F
 from cli import write_shard
 from loading import VAL, VAL_ROWS, load, read_shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-TRIALS = 12  # with other weights: a tensor that has no effect in any trial is called unused
-FIRST_POSITIONS = 24  # of a sequence, all of which are tested
-RANDOM_POSITIONS = 12  # further positions that are tested
-FIT_NUMBERS = 100_000  # of all weights: so many are enough to find what an average is made of
+TRIALS = 12  # find_unused tries so many sets of weights
+FIRST_POSITIONS = 24  # find_sight tests so many positions at the beginning of a sequence
+RANDOM_POSITIONS = 12  # find_sight tests so many further positions
+FIT_NUMBERS = 100_000  # find_average uses about so many numbers of all weights
+REAL_DATETIME = datetime.datetime
 CONTROLS = 3  # the first token ids are control tokens: unknown, begin, end
 
 
@@ -53,6 +57,16 @@ def random_states():
     _, numbers, *place = np.random.get_state()
     states = random.getstate(), (numbers.tolist(), place), torch.get_rng_state().tolist()
     return [zlib.crc32(repr(state).encode()) for state in states]
+
+
+def tensor_bytes(t):
+    """Return the bytes of a tensor of any dtype; numpy has no bfloat16."""
+    return t.detach().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def model_checksum(model):
+    state = [*model.parameters(), *model.buffers()]
+    return zlib.crc32(b"".join(map(tensor_bytes, state)))
 
 
 def call_after(module, base, name, act):
@@ -74,16 +88,14 @@ def call_after(module, base, name, act):
 
 
 # === Whole runs ===
-def run_with_notes(script, watched=frozenset()):
-    """Do the same as `python script`, and write notes on what the run does. watched: numbers of the
-    script's lines; it is noted which of them are executed."""
+def run_with_notes(script):
+    """Do the same as `python script`, and write notes on what the run does."""
     opened = set()  # files that Python code opened
 
     def note_opened(event, arguments):
         if event == "open" and isinstance(arguments[0], (str, bytes)):
             opened.add(os.path.abspath(os.fsdecode(arguments[0])))
 
-    lines = trace_lines(script, watched) if watched else set()
     module = load(script)
     note_steps(module)
     sums = record_sums(module)
@@ -91,46 +103,48 @@ def run_with_notes(script, watched=frozenset()):
     module.Trainer.export_and_score = lambda run: [note_values(run), export(run)]
     sys.addaudithook(note_opened)
     code = module.main([], os.environ)
-    sys.settrace(None)
-    write_note("lines", sorted(lines))
+    sys.settrace(None)  # see tinyruns.trace_lines
     write_note("opened", sorted(opened))
     write_note("counted", sums[1:3])
     return code
 
 
-def trace_lines(script, watched):
-    """Return a set that will hold the numbers of those `watched` lines that were executed. Only
-    functions with watched lines that were not executed so far are traced, because that is slow."""
-    lines = set()
-    left = {}  # {code: its watched lines that were not executed}
-
-    def trace(frame, event, _):
-        code = frame.f_code
-        if event == "call":
-            if code.co_filename != str(script):
-                return None
-            if code not in left:
-                left[code] = {number for _, _, number in code.co_lines()} & watched
-        elif frame.f_lineno in left[code]:
-            left[code].remove(frame.f_lineno)
-            lines.add(frame.f_lineno)
-        return trace if left[code] else None
-
-    threading.settrace(trace)
-    sys.settrace(trace)
-    return lines
-
-
 def speed_up_clocks():
-    """Make all clocks of Python run 1,000 times as fast."""
+    """Make the clocks of Python's `time` and datetime.now() run 1,000 times as fast. What converts
+    the time by itself (time.localtime() without an argument) or measures other things
+    (resource.getrusage) is as before."""
 
-    def sped_up(clock):
-        start = clock()
-        return lambda: start + 1000 * (clock() - start)
+    def sped_up(clock, *arguments):
+        start = clock(*arguments)
+        return lambda: start + 1000 * (clock(*arguments) - start)
 
-    for name in ("time", "monotonic", "perf_counter", "process_time"):
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
         for suffix in ("", "_ns"):
             setattr(time, name + suffix, sped_up(getattr(time, name + suffix)))
+    clocks = [getattr(time, name) for name in dir(time) if name.startswith("CLOCK_")]
+    for name in ("clock_gettime", "clock_gettime_ns"):
+        by_clock = {clock: sped_up(getattr(time, name), clock) for clock in clocks}
+        setattr(time, name, lambda clock, by_clock=by_clock: by_clock[clock]())
+    datetime.datetime = FastDatetime
+
+
+class DatetimeKind(type):
+    """Lets isinstance(t, datetime) be true for times that were made without FastDatetime."""
+
+    def __instancecheck__(cls, value):
+        return isinstance(value, REAL_DATETIME)
+
+
+class FastDatetime(datetime.datetime, metaclass=DatetimeKind):
+    """A datetime whose now() and utcnow() follow time.time(), which may be replaced."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(time.time(), tz)
+
+    @classmethod
+    def utcnow(cls):
+        return cls.now(datetime.timezone.utc).replace(tzinfo=None)
 
 
 def run_with_fast_clock(script):
@@ -172,23 +186,48 @@ def note_steps(module):
                     gradients.setdefault(names[p], p.grad.detach().clone())
 
         hook = register_optimizer_step_pre_hook(note_optimizer)
-        step(run, *rest)
+        generators = GeneratorSeeker()
+        # Modes change how a compiled model is traced.
+        with nullcontext() if run.runtime.compiles else generators:
+            step(run, *rest)
         hook.remove()
         after = random_states()
         if is_first:
             write_note("trains", trains)
             torch.save(gradients, f"notes/first{rank()}.pt")
-        state = [*run.model.parameters(), *run.model.buffers()]
-        crc = zlib.crc32(b"".join(t.detach().numpy().tobytes() for t in state))
-        drawn = [a != b for a, b in zip(seeded_states, after, strict=False)]
-        note = {"crc": crc, "stepped": stepped, "drawn": drawn}
-        note |= {"before": before, "after": after}
+        # Without seed_step, nothing is known of the three generators.
+        drawn = [a != b for a, b in zip(seeded_states or after, after, strict=True)]
+        drawn[2] = drawn[2] or generators.found
+        note = {
+            "crc": model_checksum(run.model),
+            "stepped": stepped,
+            "drawn": drawn,
+            "before": before,
+            "after": after,
+        }
         with open(f"notes/steps{rank()}.jsonl", "a") as file:
             print(json.dumps(note), file=file)
 
     module.seed_step = seed_and_note
     module.Trainer.train_step = train_step
     return begun
+
+
+class GeneratorSeeker(TorchFunctionMode):
+    """Notes whether a function of torch gets a torch.Generator. random_states() does not show what
+    an edit's own generator draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.found = self.found or has_generator(args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def has_generator(args, kwargs):
+    return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
 
 
 def note_values(run):
@@ -228,8 +267,11 @@ def run_first_step(script):
     step = module.Trainer.train_step
 
     def first_step(run, *rest):
-        with suppress(NotImplementedError), WithoutRandomNumbers():
-            step(run, *rest)
+        try:
+            with WithoutRandomNumbers():
+                step(run, *rest)
+        except NotImplementedError as error:
+            write_note("not-replaced", str(error))
         os._exit(0)
 
     module.Trainer.train_step = first_step
@@ -246,12 +288,14 @@ class WithoutRandomNumbers(TorchDispatchMode):
             return func(*args, **kwargs)
         state = torch.get_rng_state()
         out = func(*args, **kwargs)
-        if torch.equal(torch.get_rng_state(), state):
+        if torch.equal(torch.get_rng_state(), state) and not has_generator(args, kwargs):
             return out  # for example attention without dropout
         name = func.overloadpacket.__name__.rstrip("_")
         if name == "bernoulli":  # the mean, so that dropout does nothing
-            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-            return out.fill_(p) if func.overloadpacket.__name__ == "bernoulli_" else args[0].clone()
+            # Only bernoulli(probabilities) and bernoulli_() have no p.
+            is_in_place = func.overloadpacket.__name__ == "bernoulli_"
+            p = args[1] if len(args) > 1 else kwargs.get("p", 0.5 if is_in_place else args[0])
+            return out.copy_(torch.as_tensor(p))
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
         constants = {"rand": 0.5, "rand_like": 0.5, "uniform": 0.5, "randn": 0.0, "randn_like": 0.0}
@@ -271,16 +315,17 @@ def run_counting_reads(script):
     begin, step = module.Trainer.__init__, module.Trainer.train_step
 
     def make(run, *arguments):
-        with mode:  # optimizers may create numbers on the host
+        with mode, DeviceMarks():  # optimizers may create numbers on the host
             begin(run, *arguments)
 
     def train_step(run, *rest):
         mode.step += 1
-        with mode:
+        with mode, DeviceMarks():
             step(run, *rest)
 
     def end(run):
         write_note("reads", {line: sorted(steps) for line, steps in mode.reads.items()})
+        write_note("uncounted", sorted(mode.uncounted))
         os._exit(0)
 
     module.Trainer.__init__ = make
@@ -293,11 +338,12 @@ class ReadCounter(TorchDispatchMode):
     """Notes in which lines of the script values of tensors are read in a step.
 
     What is computed only from new tensors without a device, for example from torch.rand(1), is on
-    the host on a GPU, too. Such tensors are marked, and reading them does not count."""
+    the host on a GPU, too. Such tensors are marked, and reading them does not count; see
+    `DeviceMarks`."""
 
     OPERATIONS = {
         "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",
-        "unique_consecutive",
+        "unique_consecutive", "equal", "bincount",
     }  # fmt: skip
 
     def __init__(self, script):
@@ -305,8 +351,10 @@ class ReadCounter(TorchDispatchMode):
         self.script = str(script)
         self.step = 0
         self.reads = {}
+        self.uncounted = set()  # lines that read below a function that asks for the kind of device
         # On a CPU these are no operations.
-        self.methods = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu")}
+        names = "tolist", "numpy", "cpu", "to"
+        self.methods = {name: getattr(torch.Tensor, name) for name in names}
         for name, method in self.methods.items():
             setattr(torch.Tensor, name, self.counting(method))
 
@@ -318,15 +366,20 @@ class ReadCounter(TorchDispatchMode):
     def counting(self, method):
         def read(tensor, *arguments, **named):
             is_active = torch.utils._python_dispatch._get_current_dispatch_mode() is self
-            if is_active and not hasattr(tensor, "made_on_host"):
+            # x.to(device) is not counted, because on a GPU it may be a copy to the device.
+            texts = [value for value in (*arguments, *named.values()) if isinstance(value, str)]
+            reads = method is not self.methods["to"] or "cpu" in texts
+            if is_active and reads and not hasattr(tensor, "made_on_host"):
                 self.note()
             return method(tensor, *arguments, **named)
 
         return read
 
     def note(self):
-        line = script_line(self.script)
-        if self.step and line is not None:
+        line, depends_on_device = script_line(self.script)
+        if self.step and depends_on_device:
+            self.uncounted.add(line)
+        elif self.step:
             self.reads.setdefault(line, set()).add(self.step)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -345,6 +398,19 @@ class ReadCounter(TorchDispatchMode):
                     t.made_on_host = True
                 elif hasattr(t, "made_on_host"):  # a device's value was written into it
                     del t.made_on_host
+        return out
+
+
+class DeviceMarks(TorchFunctionMode):
+    """Removes the mark made_on_host from new tensors for which the script names a device, such as
+    torch.rand((), device=x.device). ReadCounter cannot see whether a device was named."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        is_new = not any(torch.is_tensor(value) for value in args)
+        names_device = isinstance((kwargs or {}).get("device"), torch.device)
+        if is_new and names_device and hasattr(out, "made_on_host"):
+            del out.made_on_host
         return out
 
 
@@ -368,27 +434,31 @@ class CompileCounter:
         return self.compile(model, backend=self.backend, **kept)
 
     def backend(self, graph, _):
-        line = script_line(self.script)
-        if self.place and line is not None:
+        line, depends_on_device = script_line(self.script)
+        if self.place and not depends_on_device:
             self.found.append((self.place, line, self.reasons[-1] if self.reasons else ""))
         self.reasons.clear()
         return graph.forward
 
 
 def script_line(script):
-    """Return the number of the script's line that is being executed, 0 if there is none. Return
-    None if a function that asks for the kind of device has called it: on a GPU another one may be
-    called."""
+    """Return the number of the script's line that is being executed, 0 if there is none; and
+    whether a function that asks for the kind of device has called it, so that on a GPU another one
+    may be called. train_step and the methods of the whole model are not meant: they may name a
+    device for another reason, such as torch.autocast("cuda")."""
     line = 0
+    depends_on_device = False
     frame = sys._getframe()
     while frame and frame.f_code.co_name not in ("train", "warm_up"):
         code = frame.f_code
         if code.co_filename == script:
             line = line or frame.f_lineno
-            if {"is_cuda", "is_cpu", "cuda"} & {*code.co_names} or {"cuda", "cpu"} & texts(code):
-                return None
+            asks = {"is_cuda", "is_cpu", "cuda"} & {*code.co_names} or {"cuda", "cpu"} & texts(code)
+            is_of_model = hasattr(frame.f_locals.get("self"), "logits")
+            if asks and code.co_name != "train_step" and not is_of_model:
+                depends_on_device = True
         frame = frame.f_back
-    return line
+    return line, depends_on_device
 
 
 def texts(code):
@@ -396,8 +466,8 @@ def texts(code):
 
 
 def run_compiled(script):
-    """Train and validate with a CompileCounter, and write a note of what is compiled in steps and
-    validations after the first ones."""
+    """Train and validate with a CompileCounter, and write a note of what is compiled after the
+    warm-up. Only the first validation may compile, and without a warm-up the first step."""
     counter = CompileCounter(script)
     module = load(script)
     begun = []  # what the run has done
@@ -419,7 +489,7 @@ def run_compiled(script):
     kind = module.Trainer
     warm_up = module.warm_up
     # What the warm-up compiles is what it is for.
-    module.warm_up = lambda run: [warm_up(run), begun.clear(), counter.found.clear()]
+    module.warm_up = lambda run: [warm_up(run), counter.found.clear()]
     kind.train_step = within(kind.train_step, "step {}")
     kind.validate = within(kind.validate, "a validation")
     kind.export_and_score = end
@@ -454,22 +524,30 @@ def look_inside(script, look, full):
         except Exception as error:
             write_note("facts", {"unpack": repr(error)[:200]})
             os._exit(0)
-        foreign = sorted(run.model.load_state_dict(stored, strict=False).unexpected_keys)
+        present = {name: t for name, t in stored.items() if not is_left_out(t)}
+        foreign = sorted(run.model.load_state_dict(present, strict=False).unexpected_keys)
         least = getattr(module, "MIN_SCALE", 0.0)
-        facts = {"foreign": foreign, "gaps": find_gaps(stored, exported, least)}
-        facts["shifts"] = find_shifts(stored, exported)
+        facts = {"foreign": foreign, "gaps": find_gaps(present, exported, least)}
+        facts["shifts"] = find_shifts(present, exported)
         files = sorted((full / "checkpoints" / full.name).glob("step_*.pt"))
         after = [torch.load(file, "cpu", weights_only=True)["parts"]["model"] for file in files]
         facts |= find_untrained(run, begun, after[-1], exported)
         facts |= find_average([begun, *after], exported)
         facts |= find_score_loss(run, after)
-        run.model.load_state_dict(stored, strict=False)
+        # Training losses may need a tensor that the artifact leaves out. It has its trained values.
+        run.model.load_state_dict(after[-1] | exported, strict=False)
+        run.model.load_state_dict(present, strict=False)
         facts |= look(module, run, stored)
         write_note("facts", facts)
         os._exit(0)
 
     module.Trainer.train = train
     return module.main([], os.environ)
+
+
+def is_left_out(t):
+    """Return whether a tensor of unpack() was not stored, in which case all its numbers are nan."""
+    return t.is_floating_point() and t.numel() > 0 and bool(t.isnan().all())
 
 
 def find_gaps(stored, exported, least=0.0):
@@ -492,7 +570,8 @@ def find_shifts(stored, exported):
     are shifted by the same amount, about 0 if they are rounded.
 
     What an error has in common with the weights themselves, for example if small weights are stored
-    as 0, is no shift."""
+    as 0, is no shift. Nothing can be said of a row whose weights are closer together than the
+    stored levels: rounding may then move all of them in the same direction."""
     shifts = {}
     for name, t in exported.items():
         if t.ndim < 2 or t.numel() < 500 or name not in stored or stored[name].shape != t.shape:
@@ -502,8 +581,17 @@ def find_shifts(stored, exported):
         size = error.square().mean().sqrt()
         if size > 1e-4 * weights.square().mean().sqrt():
             spread = weights - weights.mean()
-            slope = (error * spread).sum() / spread.square().sum().clamp(min=1e-30)
-            shifts[name] = float((error.mean() - slope * weights.mean()).abs() / size)
+            shift = error.mean()
+            width = spread.square().mean().sqrt()
+            if weights.mean().abs() <= 2 * width:
+                # The error of a weight of 0. If all weights are far from 0, it is too uncertain.
+                slope = (error * spread).sum() / spread.square().sum().clamp(min=1e-30)
+                shift = shift - slope * weights.mean()
+            # Without the largest errors, which are those of clipped weights.
+            low, high = np.quantile(error.numpy(), (0.05, 0.95))
+            level = max(float(high - low) / 0.9, float(size))
+            in_rows = t.double().flatten(0, -2).std(-1, correction=0).median()
+            shifts[name] = float(shift.abs() / size) if in_rows > 0.5 * level else 0.0
     return shifts
 
 
@@ -521,27 +609,42 @@ def find_average(states, exported):
         column = torch.cat([each[name].detach().double().flatten() for name in names])
         columns.append(column[:: 1 + len(column) // FIT_NUMBERS])
     *columns, wanted = columns
-    matrix = torch.stack(columns, 1)
+    # Steps at a rate of 0 leave equal weights. Only the last of equal ones gets a share.
+    last_equal = []
+    for column in columns:
+        equal = [i for i, other in enumerate(columns) if torch.equal(column, other)]
+        last_equal.append(equal[-1] if equal else len(last_equal))  # none are equal with a nan
+    different = sorted({*last_equal})
+    matrix = torch.stack([columns[i] for i in different], 1)
     way = float((columns[-1] - columns[0]).norm())
-    shares = torch.linalg.lstsq(matrix, wanted[:, None], driver="gelsd").solution
-    rest = float((matrix @ shares - wanted[:, None]).norm()) / max(way, 1e-30)
-    return {"average": shares.flatten().tolist(), "rest": rest}
+    solution = torch.linalg.lstsq(matrix, wanted[:, None], driver="gelsd").solution
+    rest = float((matrix @ solution - wanted[:, None]).norm()) / max(way, 1e-30)
+    shares = dict(zip(different, solution.flatten().tolist(), strict=True))
+    average = [shares.get(i, 0.0) for i in range(len(columns))]
+    return {"average": average, "last_equal": last_equal, "rest": rest}
 
 
 def find_score_loss(run, after):
-    """Return the loss of the sequences of the last training step that follows from the logits, in
-    eval mode and with the weights from before that step. after: the state after each step."""
+    """Return losses of the sequences of the last training step that follow from the logits, in eval
+    mode and with the weights from before that step: with the buffers from before the step, and, if
+    they differ, with those from after it, because a step may set a buffer before it uses it. after:
+    the state after each step."""
+    buffers = {name: after[-1][name] for name, _ in run.model.named_buffers() if name in after[-1]}
+    states = [after[-2], after[-2] | buffers]
+    losses = []
     try:
-        run.model.load_state_dict(after[-2])
         run.step = len(after) - 1
         run.model.eval()
         with closing(run.batches()) as batches:
             pairs = [(b.x.clone(), b.y.clone()) for b in islice(batches, run.runtime.micro_steps)]
-        logits = [run.model.logits(x).float().flatten(0, 1) for x, _ in pairs]
-        nats = [
-            float(F.cross_entropy(z, y.flatten())) for z, (_, y) in zip(logits, pairs, strict=True)
-        ]
-        return {"score_loss": sum(nats) / len(nats)}
+        for state in states if buffers else states[:1]:
+            run.model.load_state_dict(state)
+            nats = []
+            for x, y in pairs:
+                logits = run.model.logits(x.clone()).float().flatten(0, 1)
+                nats.append(float(F.cross_entropy(logits, y.flatten())))
+            losses.append(sum(nats) / len(nats))
+        return {"score_losses": losses}
     except Exception:  # the edited functions may have other arguments
         return {}
     finally:
@@ -564,8 +667,11 @@ def find_untrained(run, begun, trained, exported):
         if name not in kept:
             untrained.append(name if times[name] else f"{name} ({no_one})")
     untrained += sorted(f"{name} (in two optimizers)" for name, n in times.items() if n > 1)
-    others = [p for p in held if not any(p is q for q in run.model.parameters())]
-    words = "in an optimizer, but no nn.Parameter of the model"
+    # A module beside the model, which is saved as a part of its own, may be trained, too.
+    saved = tree_leaves([part.state_dict() for part in run.parts.values()])
+    places = {t.data_ptr() for t in saved if torch.is_tensor(t)}
+    others = [p for p in held if p.data_ptr() not in places]
+    words = "in an optimizer, but no nn.Parameter of the model or of another part"
     untrained += [f"a tensor of shape {tuple(p.shape)} ({words})" for p in others]
     return {"untrained": untrained, "kept": kept}
 
@@ -578,7 +684,8 @@ def find_facts(module, run, stored, length):
     x, y = tokens[:-1].view(VAL_ROWS, -1), tokens[1:].view(VAL_ROWS, -1)
     logits = torch.cat([model.logits(row[None].clone()) for row in x])
     nats = F.cross_entropy(logits.flatten(0, 1).double(), y.flatten()).item()
-    facts = {"nats": nats, "targets": y.numel(), "tensors": len(stored)}
+    present = {name: t for name, t in stored.items() if not is_left_out(t)}
+    facts = {"nats": nats, "targets": y.numel(), "tensors": len(present)}
     sums = record_sums(module)
     score_artifact(module, run, stored)
     facts["counted"] = sums[1:3]
@@ -589,13 +696,14 @@ def find_facts(module, run, stored, length):
     randomize(model)
     try:
         longer = type(model)(replace(run.config, train_seq_len=length), model.dtype).eval()
-        longer.load_state_dict(stored, strict=False)
+        longer.load_state_dict(present, strict=False)
         randomize(longer)
         rows = tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
-        facts["sight"] = find_sight(longer, rows)
+        facts["sight"] = find_sight(longer, rows, run.config.vocab_size)
     except Exception as error:  # the edited model may be built in another way
-        facts["sight"] = find_sight(model, x[:2]) | {"short": repr(error)[:200]}
-    facts |= find_unused(model, x, stored, run.config.vocab_size)
+        sight = find_sight(model, x[:2], run.config.vocab_size)
+        facts["sight"] = sight | {"short": repr(error)[:200]}
+    facts |= find_unused(model, x, present, run.config.vocab_size)
     return facts
 
 
@@ -675,7 +783,7 @@ def find_wide(module, run, stored):
     return {"wide": {"blocks": sorted({*wide}), "score": str(nats.dtype)}}
 
 
-def find_sight(model, x):
+def find_sight(model, x, vocab_size):
     """Return which positions of two sequences, counted through both, have logits that change with
     later tokens ("leaks"), and which have logits that do not depend on their own token ("ignored");
     or "random", if equal calls return different logits. x: (2, length)"""
@@ -683,6 +791,7 @@ def find_sight(model, x):
     last = 2 * length - 1
     positions = {*range(FIRST_POSITIONS), length // 2, length - 2, length - 1, length, last - 1}
     positions |= {*torch.randint(last, (RANDOM_POSITIONS,)).tolist()}
+    positions &= {*range(last)}  # sequences may be shorter than FIRST_POSITIONS
     plain = model.logits(x.clone()).flatten(0, 1)
     if not torch.equal(model.logits(x.clone()).flatten(0, 1), plain):
         return {"leaks": [], "ignored": [], "length": length, "random": True}
@@ -693,12 +802,12 @@ def find_sight(model, x):
     ignored = []
     for position in sorted(positions):
         changed = x.flatten().clone()
-        changed[position + 1 :] = torch.randint(plain.size(-1), (last - position,))
+        changed[position + 1 :] = torch.randint(vocab_size, (last - position,))
         gap = model.logits(changed.view_as(x)).flatten(0, 1)[: position + 1] - plain[: position + 1]
         if not gap.abs().max() < rounding:  # true for nan, too
             leaks.append(position)
         changed = x.flatten().clone()
-        changed[position] = (changed[position] + 1) % plain.size(-1)
+        changed[position] = (changed[position] + 1) % vocab_size
         if torch.equal(model.logits(changed.view_as(x)).flatten(0, 1)[position], plain[position]):
             ignored.append(position)
     return {"leaks": leaks, "ignored": ignored, "length": length}
@@ -818,7 +927,8 @@ def sum_shares(module, run, stored):
     def add_shares(choice, place, known=0.0):
         total = 0.0
         for token in range(run.config.vocab_size):
-            total += math.exp(known - find_nats(choice, place, token))
+            # A wrong scorer may gain so much that its probability is too large for a float.
+            total += math.exp(min(known - find_nats(choice, place, token), 100.0))
             if not total <= 2:
                 break  # the fault is proved, or the sum is nan
         return total

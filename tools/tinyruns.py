@@ -18,11 +18,13 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +40,7 @@ from runs import read_log
 RENDEZVOUS_SECONDS = 60  # how long a rank waits for the other ranks
 PROCESS_SECONDS = 3600  # after that, a process is ended
 # A step has 16 sequences, 4 in each of 4 micro-steps. Of 5 layers, two are the sources of skip
-# connections, so their order matters; two get one, and the last one gets none.
+# connections, so their order matters; two receive one, and the last one receives none.
 TINY = {
     "ITERATIONS": 12, "WARMUP_STEPS": 3, "WARMDOWN_ITERS": 5, "MUON_MOMENTUM_WARMUP_STEPS": 6,
     "TRAIN_LOG_EVERY": 1, "VAL_LOSS_EVERY": 0, "MAX_WALLCLOCK_SECONDS": 0,
@@ -52,9 +54,9 @@ SET_BY_VERIFY = {
     "RUN_ID",
     "RESUME",
     "CHECKPOINT_EVERY",
-    "VAL_TOKENS",
 }
 SET_BY_VERIFY |= {"MAX_WALLCLOCK_SECONDS"}  # runs with a time limit do not repeat exactly
+# What torchrun sets in the environment, in the order in which Run.start fills it.
 LAUNCHER = "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"
 MODEL = "tiny.model"
 
@@ -91,6 +93,32 @@ def make_data(folder, seq_len, vocab_size):
 
 
 # === Runs ===
+def refuse_settings(given):
+    """Raise ToolError if a setting is given that the runs must not have."""
+    for name in SET_BY_VERIFY & given.keys():
+        raise ToolError(f"{name} cannot be set here: verify.py sets it for each run")
+    if "VAL_TOKENS" in given:
+        raise ToolError(
+            "VAL_TOKENS cannot be set here: verify.py scores the whole validation split, which it "
+            "makes; leave VAL_TOKENS out"
+        )
+
+
+def make_contexts():
+    """Return two contexts of multiprocessing. Their processes have torch imported already, but they
+    differ in the hash seed (so in the order of sets of text) and in the addresses of objects, as
+    two processes of torchrun do."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["sentencepiece", "torch._dynamo", "torch.profiler"])
+    seed = os.environ.pop("PYTHONHASHSEED", None)  # the server would have the seed of this process
+    try:
+        forkserver.ensure_running()
+    finally:
+        if seed is not None:
+            os.environ["PYTHONHASHSEED"] = seed
+    return multiprocessing.get_context("fork"), server
+
+
 class Lab:
     """A temporary folder with data, a script, and the settings that all runs share."""
 
@@ -98,16 +126,11 @@ class Lab:
         self.folder = folder
         self.script = Path(script).resolve()
         self.given = given
-        for name in SET_BY_VERIFY & given.keys():
-            raise ToolError(f"{name} cannot be set here: verify.py sets it for each run")
+        self.watched = frozenset()  # lines of the script; runs note which of them are executed
+        refuse_settings(given)
         env = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
         self.env = {name: value for name, value in env.items() if name not in TINY} | given
-        # A forked process has torch imported already. So has one that the fork server forks, but it
-        # differs in the hash seed (so in the order of sets of text) and in the addresses of
-        # objects, as two processes of torchrun do.
-        server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["sentencepiece", "torch._dynamo", "torch.profiler"])
-        self.contexts = multiprocessing.get_context("fork"), server
+        self.contexts = make_contexts()
         asked = Run(self, "settings", call_main, ["--print-config"])
         self.run_all([asked])
         if asked.error:
@@ -176,14 +199,16 @@ class Run:
 
     def __init__(self, lab, name, act, *more, script=None, ranks=1, context=0, **settings):
         """Prepare to call act(script, *more) in new processes, with the settings in the
-        environment. Rank 0 is started by lab.contexts[context], rank 1 by the other context."""
+        environment. A setting with the value None is left out of it. context: 0 (fork) or 1 (fork
+        server), the context that starts rank 0; rank 1 is started by the other one."""
         self.name = name
         self.folder = lab.folder / name
         self.folder.mkdir()
         env = lab.env | settings | {"RUN_ID": name}
         self.env = {key: str(value) for key, value in env.items() if value is not None}
         self.script = script or lab.script
-        self.work = self.folder, act, self.script, *more
+        watched = lab.watched if script is None else frozenset()
+        self.work = self.folder, watched, act, self.script, *more
         self.ranks = range(ranks)
         self.contexts = [lab.contexts[(context + rank) % 2] for rank in self.ranks]
         self.processes = []
@@ -206,7 +231,7 @@ class Run:
         if not any(process.exitcode for process in self.processes):
             return all(process.exitcode == 0 for process in self.processes)
         for process in self.processes:
-            process.join(15)  # another rank may print its own reason
+            process.join(15)  # the other ranks have time to print their reasons, too
         self.kill()
         places = "; ".join(f"rank {rank} {self.find_place(rank)}" for rank in self.ranks)
         cause = choose_cause(self.output(rank).split("\n")[-1] for rank in self.ranks)
@@ -215,8 +240,10 @@ class Run:
 
     def find_place(self, rank):
         """Return in words where in the script a rank failed or was stuck."""
-        frames = re.findall(rf'File "{self.script}", line (\d+), in (\w+)', self.output(rank))
-        words = [f"{name}, line {line}" for line, name in frames[:-3:-1]]
+        pattern = rf'File "{re.escape(str(self.script))}", line (\d+), in (\S+)'
+        frames = re.findall(pattern, self.output(rank))
+        innermost_two = frames[:-3:-1]
+        words = [f"{name}, line {line}" for line, name in innermost_two]
         return f"in {', called by '.join(words)}" if words else "has ended"
 
     def kill(self):
@@ -249,9 +276,9 @@ class Run:
 
 
 def choose_cause(last_lines):
-    """Return the line that explains most, of the last lines of all ranks. If one rank fails, the
-    others lose the connection and fail, too, with an error of gloo. If both ranks wait for each
-    other, the one that times out first explains most."""
+    """Return which of the last lines that the ranks printed says the cause best. If one rank
+    fails, the others lose the connection and fail, too, with an error of gloo. If both ranks wait
+    for each other, the one that times out first explains most."""
     lines = [line for line in last_lines if line]
     own = [line for line in lines if "gloo" not in line and "another rank" not in line]
     timeouts = [line for line in lines if "Timed out" in line]
@@ -259,8 +286,9 @@ def choose_cause(last_lines):
 
 
 # === Inside a new process ===
-def run_process(rank, env, folder, act, script, *more):
-    """Call act(script, *more) as a rank of a run, with its output in a file, and exit."""
+def run_process(rank, env, folder, watched, act, script, *more):
+    """Call act(script, *more) as a rank of a run, with its output in a file, and exit. watched: see
+    `trace_lines`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # verify.py handles it
     os.chdir(folder)
     output = os.open(f"output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -274,9 +302,9 @@ def run_process(rank, env, folder, act, script, *more):
     np.random.seed()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: this process ends with verify.py
     faulthandler.dump_traceback_later(PROCESS_SECONDS, exit=True)
-    start = dist.init_process_group
-    waits = {"timeout": timedelta(seconds=RENDEZVOUS_SECONDS)}
-    dist.init_process_group = lambda *given, **named: start(*given, **named | waits)
+    keep_short_timeout()
+    if watched:
+        trace_lines(script, watched, f"lines{rank}.txt")
     code = 1
     try:
         code = act(script, *more)
@@ -284,3 +312,37 @@ def run_process(rank, env, folder, act, script, *more):
         traceback.print_exc()
     sys.stdout.flush()
     os._exit(code)
+
+
+def keep_short_timeout():
+    """Let all collectives of this process end after RENDEZVOUS_SECONDS, whatever the script asks
+    for. It asks for an hour while one rank packs or saves, and for ten minutes after that."""
+    start, change = dist.init_process_group, dist.distributed_c10d._set_pg_timeout
+    short = timedelta(seconds=RENDEZVOUS_SECONDS)
+    dist.init_process_group = lambda *given, **named: start(*given, **named | {"timeout": short})
+    dist.distributed_c10d._set_pg_timeout = lambda _, *group, **named: change(
+        short, *group, **named
+    )
+
+
+def trace_lines(script, watched, path):
+    """Write the numbers of those `watched` lines of the script that are executed to a file. Each is
+    written at once, because a run may end at any place. Only functions with watched lines that were
+    not executed so far are traced, because that is slow."""
+    left = {}  # {code: its watched lines that were not executed}
+
+    def trace(frame, event, _):
+        code = frame.f_code
+        if event == "call":
+            if code.co_filename != str(script):
+                return None
+            if code not in left:
+                left[code] = {number for _, _, number in code.co_lines()} & watched
+        elif frame.f_lineno in left[code]:
+            left[code].remove(frame.f_lineno)
+            with open(path, "a") as file:
+                print(frame.f_lineno, file=file)
+        return trace if left[code] else None
+
+    threading.settrace(trace)
+    sys.settrace(trace)

@@ -10,7 +10,7 @@ Exit code: 0 no faults, 1 there is a fault or the script does not run, 2 wrong u
 """
 
 # This module reads the command line and prints. It imports judge.py, which imports torch, only when
-# the arguments are right, so that --help and an error of a name are answered at once.
+# the arguments are right, so that --help and a wrong file name are answered at once.
 
 import signal
 import sys
@@ -25,7 +25,7 @@ HINTS_FILE = Path(__file__).with_name("hints.txt")
 def read_hints():
     """Return [(property, words, what a fault means and where to look)] of hints.txt.
 
-    A hint with words in brackets, as in `clock (below 0): ...`, is about the faults whose text
+    A hint with words in brackets, as in `clock (fall below 0): ...`, is about the faults whose text
     contains these words. A property's hint without words is about all its other faults."""
     hints = []
     for line in HINTS_FILE.read_text("utf-8").splitlines():
@@ -36,7 +36,8 @@ def read_hints():
 
 
 def find_hint(name, text):
-    """Return the hint for a fault of this property with this text."""
+    """Return the hint for a fault of this property with this text. In hints.txt, a property's hints
+    with words are above the one without words, which fits every text."""
     return next(hint for each, words, hint in read_hints() if each == name and words in text)
 
 
@@ -48,11 +49,12 @@ def verdicts(script, settings, base=None, score_differs=False):
     yield from judge.verdicts(script, settings, base, score_differs)
 
 
-def check_source(parser, name):
-    """End the program with one line if `name` is not the source of a Trainer."""
+def check_source(parser, name, wanted):
+    """End the program with one line if the file `name` is not a readable train_gpt.py. wanted: what
+    the user should give."""
     path = Path(name)
     if not path.is_file():
-        parser.error(f"{name}: there is no such file; give an edited copy of train_gpt.py")
+        parser.error(f"{name}: there is no such file; give {wanted}")
     source = path.read_bytes()
     if b"class Trainer" not in source:
         raise cli.ToolError(
@@ -97,8 +99,8 @@ def main(arguments):
         settings[name] = text
 
     def check_and_print():
-        check_source(parser, options.script)
-        check_source(parser, options.base)
+        check_source(parser, options.script, "an edited copy of train_gpt.py")
+        check_source(parser, options.base, "the script with which to compare after --base")
         return print_verdicts(options.script, settings, options.base, options.score_differs)
 
     return cli.run(check_and_print)
@@ -117,5 +119,6 @@ def print_verdicts(script, settings, base, score_differs):
 
 
 if __name__ == "__main__":
+    # So that `finally` blocks end the runs and remove their folder.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

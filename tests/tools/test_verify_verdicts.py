@@ -3,6 +3,10 @@
 import copy
 import json
 import math
+import os
+import subprocess
+import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +18,7 @@ import pytest
 import tinyruns
 import torch
 import verify
+from running import ROOT
 
 LATE = ["model", "clock", "sum", "scorer", "two-from-step-5", "from-step-5", "from-step-12"]
 FIRST = ["full", "again", "fast-clock", "no-warm-up", "validated-each-step", "other-validation"]
@@ -21,7 +26,7 @@ FIRST += ["opposite-results", "not-read-ahead", "two-ranks", "reads", "compiled"
 FACTS = {
     "nats": 3.0, "targets": 64, "tensors": 2, "counted": [100.0, 64.0], "foreign": [], "kept": [],
     "gaps": {"w": 0.1}, "untrained": [], "unused": [], "twice": [], "shares": [1.0, 0.9, 1.0],
-    "shifts": {"w": 0.07}, "average": [0.0] * 12 + [1.0], "rest": 0.0, "score_loss": 3.88,
+    "shifts": {"w": 0.07}, "average": [0.0] * 12 + [1.0], "rest": 0.0, "score_losses": [3.88],
     "sight": {"leaks": [], "ignored": [], "length": 1024}, "late": [[8, 0.0], [24, 1e-6]],
     "wide": {"blocks": [], "score": "torch.float32"},
     "batch": {"targets": [32, 32], "loss": 3.0, "mean": 3.0},
@@ -58,6 +63,8 @@ class FakeRun:
     def text(self, name: str) -> str:
         if name.endswith(".jsonl"):
             return "\n".join(map(json.dumps, self.steps_noted))
+        if name.startswith("lines"):
+            return self.noted.get("lines", "")
         return json.dumps(self.noted.get(name.removeprefix("notes/").removesuffix("0.json"), {}))
 
 
@@ -96,7 +103,7 @@ ROWS = [  # the run, its attribute that differs, the value, the expected faults
     ("model", "untrained", ["w"], "trained"),
     ("model", "kept", ["w"], "exported"),
     ("model", "foreign", ["w"], "whole"),
-    ("model", "unused", ["w"], "artifact"),
+    ("model", "unused", ["w"], ""),  # the scorer may use it
     ("model", "twice", ["w"], "artifact"),
     ("model", "shifts", {"w": 0.9}, "stored"),
     ("model", "average", [0.0] * 9 + [0.25] * 4, ""),
@@ -133,6 +140,36 @@ def test_each_difference_is_a_fault_of_its_property(
     assert all(hints)
 
 
+def test_what_was_not_compared_is_not_ok(tmp_path: Path) -> None:
+    alone, two, scorer = (FakeRun(name, tmp_path) for name in ("no-warm-up", "two-ranks", "scorer"))
+    runs = {"no-warm-up": alone, "two-ranks": two}
+
+    def ranks() -> tuple[str, str]:
+        rows = {name: rest for name, *rest in judge.two_rank_verdicts(runs, None, False)}
+        return rows["ranks"]
+
+    assert ranks()[0] == "ok"
+    two.error = "RunError: no luck"
+    assert ranks()[0] == "note" and "were not compared" in ranks()[1]
+    two.error, alone.error = "", "RunError: no luck"
+    del alone.losses  # the run has no results
+    assert ranks()[0] == "note" and "were not compared" in ranks()[1]
+    assert judge.scorer_verdict(scorer)[1] == "ok"
+    scorer.error = "RunError: no luck"
+    assert judge.scorer_verdict(scorer)[1:] == ("note", "RunError: no luck")
+    scorer.error, scorer.noted["facts"]["late"] = "", []
+    assert judge.scorer_verdict(scorer)[1] == "note"
+
+
+def test_a_sum_that_was_not_possible_is_reported(tmp_path: Path) -> None:
+    run = FakeRun("sum", tmp_path)
+    run.noted["facts"]["shares"] = [math.nan, 1.0, math.nan]
+    _, kind, text = judge.sum_verdict(run)
+    assert kind == "ok" and "nan" not in text
+    assert "1.000000 for the first target alone; " in text
+    assert text.endswith("all others are scored, too") and "computed for the last target" in text
+
+
 def test_without_score_differs_the_score_must_be_that_of_the_logits(tmp_path: Path) -> None:
     lab = SimpleNamespace(seq_len=32, val_bytes=100, script=Path(__file__))
     for nats, kind in ((3.0, "ok"), (3.001, "FAULT")):
@@ -166,10 +203,75 @@ class Toy(torch.nn.Module):
 def test_leaks_are_found_from_the_position_where_they_begin() -> None:
     x = torch.randint(5, (2, 64), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    assert probes.find_sight(Toy(64), x) == {"leaks": [], "ignored": [], "length": 64}
-    found = probes.find_sight(Toy(40), x)
+    assert probes.find_sight(Toy(64), x, 5) == {"leaks": [], "ignored": [], "length": 64}
+    found = probes.find_sight(Toy(40), x, 5)
     assert found["ignored"] == [] and 62 in found["leaks"]
     assert min(place % 64 for place in found["leaks"]) >= 40
+
+
+class Lookup(Toy):
+    """Logits that have more values than there are tokens, and whose table has one row per token."""
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.arange(3.0)[tokens][..., None].cumsum(1) * torch.ones(8)
+
+
+@pytest.mark.parametrize("length", [4, 11, 64])
+def test_padded_logits_and_short_sequences_can_be_examined(length: int) -> None:
+    x = torch.randint(3, (2, length), generator=torch.Generator().manual_seed(0))
+    sight = {"leaks": [], "ignored": [], "length": length}
+    assert probes.find_sight(Lookup(64), x, 3) == sight
+
+
+def test_an_unused_tensor_is_a_fault_unless_the_score_differs() -> None:
+    facts = FACTS | {"unused": ["w"]}
+    kinds = [[kind for _, kind, _ in judge.artifact_verdicts(facts, d)] for d in (False, True)]
+    assert kinds == [["ok", "FAULT"], ["ok", "note"]]
+    twice = [*judge.artifact_verdicts(facts | {"twice": ["v"]}, True)]
+    assert [kind for _, kind, _ in twice] == ["ok", "note", "FAULT"]
+
+
+def test_weights_are_compared_with_infinities_and_nan() -> None:
+    inf, nan = math.inf, math.nan
+    same = {"a": torch.tensor([-inf, nan, 0.0]), "empty": torch.empty(0, 32)}
+    assert judge.weight_differences(same, {name: t.clone() for name, t in same.items()}) == []
+    small, lost = same | {"b": torch.tensor([1.0, nan])}, same | {"b": torch.tensor([nan, nan])}
+    assert judge.weight_differences(small, lost) == ["weights by up to inf"]
+    near = same | {"b": torch.tensor([1.5, nan])}
+    assert judge.weight_differences(small, near) == ["weights by up to 0.5"]
+
+
+def test_rates_below_0_are_those_of_the_run_that_has_them(tmp_path: Path) -> None:
+    full, clock = FakeRun("full", tmp_path), FakeRun("clock", tmp_path)
+    change(full, "stepped", [["adam", [-0.1]]])
+    [[_, kind, text]] = judge.clock_verdicts(
+        SimpleNamespace(steps=12), {"full": full, "clock": clock}
+    )
+    assert kind == "FAULT" and text.startswith("in a run without a time limit learning rates")
+
+
+def test_both_faults_of_dtypes_are_reported() -> None:
+    _, kind, text = judge.dtype_verdict({"blocks": [1], "score": "torch.bfloat16"})
+    assert kind == "FAULT" and "score is computed in bfloat16" in text and "blocks 1" in text
+
+
+def test_a_training_loss_may_be_that_of_buffers_that_the_step_has_set(tmp_path: Path) -> None:
+    [[_, kind, _]] = judge.loss_verdicts(FakeRun("full", tmp_path), {"score_losses": [3.0, 3.88]})
+    assert kind == "ok"
+
+
+def test_all_clocks_of_python_are_faster() -> None:
+    code = (
+        "import datetime, time, probes; real, real_ns = time.sleep, time.perf_counter_ns\n"
+        "before = datetime.datetime.now(); probes.speed_up_clocks()\n"
+        "read = lambda: [datetime.datetime.now().timestamp(), time.clock_gettime(1), time.time(),\n"
+        "    time.clock_gettime_ns(time.CLOCK_REALTIME) / 1e9, time.monotonic()]\n"
+        "first = read(); thread = time.thread_time(); real(0.2); sum(range(10**6))\n"
+        "assert all(b - a > 100 for a, b in zip(first, read())), (first, read())\n"
+        "assert time.thread_time() - thread > 1 and isinstance(before, datetime.datetime)\n"
+        "from datetime import datetime as d; assert (d.utcnow() - before).days < 2\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "tools")
 
 
 def test_a_note_says_that_longer_sequences_were_not_checked() -> None:
@@ -192,6 +294,19 @@ def test_the_cause_is_not_the_error_that_it_causes_on_another_rank() -> None:
     for ends, cause in (([own, lost], own), ([late, lost], late), ([lost, late], late)):
         assert tinyruns.choose_cause(ends) == cause
     assert tinyruns.choose_cause(["", lost]) == lost
+
+
+@pytest.mark.parametrize("place", ["<module>", "<lambda>", "step"])
+def test_the_place_of_an_error_is_found_in_any_folder(place: str, tmp_path: Path) -> None:
+    run = tinyruns.Run.__new__(tinyruns.Run)
+    run.folder, run.script = tmp_path, Path("/home/edits (1)+/mine.py")
+    (tmp_path / "output0.txt").write_text(f'  File "{run.script}", line 7, in {place}\n    x = 1')
+    assert run.find_place(0) == f"in {place}, line 7"
+
+
+def test_a_setting_that_cannot_be_given_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(verify.cli.ToolError, match="scores the whole validation split"):
+        tinyruns.Lab(tmp_path, tmp_path / "mine.py", {"VAL_TOKENS": "64"})
 
 
 def test_a_hint_belongs_to_the_words_of_the_fault() -> None:
@@ -232,6 +347,19 @@ def test_the_shares_of_an_average_are_found() -> None:
     assert probes.find_average(states, {"w": mean.square()})["rest"] > 0.1
 
 
+def test_equal_weights_have_one_share() -> None:
+    draw = torch.Generator().manual_seed(0)
+    states = [{"w": torch.randn(40, 40, generator=draw)} for _ in range(4)]
+    states.append(states[-1])  # the last step has the rate 0
+    found = probes.find_average(states, states[-1])
+    assert found["average"] == pytest.approx([0, 0, 0, 0, 1], abs=1e-4)
+    moving = {"w": 0.2 * states[2]["w"] + 0.8 * states[3]["w"] - 0.0 * states[0]["w"]}
+    assert probes.find_average(states, moving)["average"][2:] == pytest.approx([0.2, 0, 0.8])
+    shares = [0.8**4, 0.2 * 0.8**3, 0.2 * 0.8**2, 0.0, 0.2 * 0.8 + 0.2]
+    assert judge.average_verdict(shares, [0, 1, 2, 4, 4])[1] == "ok"
+    assert judge.average_verdict([0, 0.25, 0.25, 0, 0.5], [0, 1, 2, 4, 4])[1] == "ok"
+
+
 def test_a_shift_is_told_from_rounding_and_from_weights_stored_as_zero() -> None:
     t = torch.randn(40, 40, generator=torch.Generator().manual_seed(0)) + 0.1
     stored = {"round": (8 * t).round() / 8, "floor": (8 * t).floor() / 8, "zero": 0 * t}
@@ -239,21 +367,103 @@ def test_a_shift_is_told_from_rounding_and_from_weights_stored_as_zero() -> None
     assert shifts["round"] < 0.1 and shifts["zero"] < 0.1 and shifts["floor"] > 0.8
 
 
+@pytest.mark.parametrize("spread", [0.3, 0.02, 0.002, 0.0])
+def test_rounding_is_no_shift_if_all_weights_are_far_from_zero(spread: float) -> None:
+    for seed in range(20):
+        t = 1 + spread * torch.randn(16, 40, generator=torch.Generator().manual_seed(seed))
+        scale = t.abs().amax(1, keepdim=True) / 127
+        stored = {"round": (t / scale).round() * scale, "floor": (t / scale).floor() * scale}
+        stored["half"] = t.half().float()
+        shifts = probes.find_shifts(stored, dict.fromkeys(stored, t)) if spread else {}
+        assert shifts.get("round", 0.0) < 0.3 and shifts.get("half", 0.0) < 0.3
+        assert spread < 0.01 or shifts["floor"] > 0.6
+    same = torch.full((16, 40), 0.3)
+    assert probes.find_shifts({"w": same.bfloat16().float()}, {"w": same}) == {"w": 0.0}
+
+
+@pytest.mark.parametrize("levels", [2, 3, 7])
+def test_a_shift_is_found_with_few_levels(levels: int) -> None:
+    t = torch.randn(16, 40, generator=torch.Generator().manual_seed(0))
+    scale = 2.5 / levels
+    floor = (t / scale).floor().clamp(-levels, levels) * scale
+    assert probes.find_shifts({"w": floor}, {"w": t})["w"] > 0.5
+
+
+def test_a_tensor_that_is_not_stored_has_no_effect_on_the_verdicts() -> None:
+    left_out = torch.full((40, 40), math.nan)
+    assert probes.is_left_out(left_out) and not probes.is_left_out(torch.empty(0, 3))
+    assert not probes.is_left_out(torch.tensor([1.0, math.nan]))
+
+
+def test_checksums_are_made_of_tensors_of_all_dtypes() -> None:
+    for t in (torch.ones(2, 3).bfloat16(), torch.tensor(True), torch.empty(0, 32), torch.ones(())):
+        assert len(probes.tensor_bytes(t.mT if t.ndim == 2 else t)) == t.nbytes
+
+
 def test_a_read_of_a_device_is_told_from_one_of_a_number_on_the_host(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     lines = ["x = weight.sum()", "torch.rand(1).item()", "float(x)", "x.tolist()", "weight[x > 0]"]
     lines += ["def attend(): x.is_cuda or x.tolist()  # this may be for a CPU only", "attend()"]
+    lines += ["torch.rand((), device=x.device).item()", "x.to(x.device)", "x.to(torch.float64)"]
+    lines += ["torch.equal(x, x)", "torch.bincount(weight.long())", "torch.zeros(()).item()"]
+    lines += ["def train_step(): x.to('cpu'); x.to('cuda' if 0 else x.dtype)", "train_step()"]
     script.write_text("\n".join(lines))
     weight = torch.ones(3)
     code = compile(script.read_text(), str(script), "exec")
     mode = probes.ReadCounter(script)
     mode.step = 1
     try:
-        with mode:
+        with mode, probes.DeviceMarks():
             exec(code, {"torch": torch, "weight": weight})
     finally:
         mode.restore()
-    assert mode.reads == {3: {1}, 4: {1}, 5: {1}}
+    assert {*mode.reads} == {3, 4, 5, 8, 11, 12, 14} and mode.uncounted == {6}
+
+
+def test_the_users_hash_seed_is_not_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[str | None] = []
+    start = lambda: seeds.append(os.environ.get("PYTHONHASHSEED"))  # noqa: E731
+    monkeypatch.setattr(tinyruns.forkserver, "ensure_running", start)
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    tinyruns.make_contexts()
+    assert seeds == [None] and os.environ["PYTHONHASHSEED"] == "1"
+
+
+def test_no_script_sets_another_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    dist = torch.distributed
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **named: asked.append(named))
+    change = lambda timeout: asked.append({"timeout": timeout})  # noqa: E731
+    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", change)
+    tinyruns.keep_short_timeout()
+    dist.init_process_group("gloo", timeout=timedelta(minutes=10))
+    dist.distributed_c10d._set_pg_timeout(timedelta(hours=1))
+    assert asked == [{"timeout": timedelta(minutes=1)}] * 2
+
+
+def test_lines_that_only_one_kind_of_run_executes_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, script = tmp_path / "base.py", tmp_path / "mine.py"
+    base.write_text("def work(name):\n    return name\n")
+    script.write_text(
+        "def work(name):\n    if name == 'clock':\n        return 1\n    if name == 'none':\n"
+        "        return 2\n    return name\n"
+    )
+    changed = judge.changed_lines(script, base)
+    runs = {name: FakeRun(name, tmp_path) for name in ("base", "full", "clock")}
+    for name in ("full", "clock"):
+        path = tmp_path / f"lines-{name}"
+        code = (
+            "import runpy, sys, tinyruns; from pathlib import Path; "
+            f"tinyruns.trace_lines({str(script)!r}, {{*{[*changed]}}}, {str(path)!r}); "
+            f"compiled = compile(Path({str(script)!r}).read_text(), {str(script)!r}, 'exec'); "
+            f"space = {{}}; exec(compiled, space); space['work']({name!r}); import os; os._exit(0)"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "tools")
+        runs[name].noted["lines"] = path.read_text()
+    rows = {name: text for name, _, text in judge.edit_verdicts(base, runs, changed)}
+    assert rows["lines"] == "no run executed these lines of the edit: 5 `return 2`"
 
 
 def test_random_numbers_are_replaced_by_constants() -> None:
@@ -265,6 +475,41 @@ def test_random_numbers_are_replaced_by_constants() -> None:
             torch.randperm(5)
     assert torch.equal(dropped, x)
     assert [each.tolist() for each in drawn] == [[0.5, 0.5], [0.0, 0.0], [0.5, 0.5]]
+
+
+def test_numbers_of_a_generator_and_other_probabilities_are_replaced() -> None:
+    own, half = torch.Generator(), torch.tensor([0.25, 0.75])
+    x = torch.arange(2.0)
+    with probes.WithoutRandomNumbers():
+        made = torch.rand(2, generator=own), torch.empty(2).normal_(generator=own)
+        kept = torch.bernoulli(half), torch.bernoulli(x, 0.5), torch.ones(2).bernoulli_(half)
+        with pytest.raises(NotImplementedError):
+            torch.randperm(5, generator=own)
+    assert [each.tolist() for each in made] == [[0.5, 0.5], [0.0, 0.0]]
+    assert [each.tolist() for each in kept] == [[0.25, 0.75], [0.5, 0.5], [0.25, 0.75]]
+    with probes.GeneratorSeeker() as seeker:
+        torch.rand(2)
+        assert not seeker.found
+        torch.empty(2).normal_(generator=own)
+        assert seeker.found
+
+
+def test_a_line_says_that_gradients_were_not_compared(tmp_path: Path) -> None:
+    names = "no-warm-up", "two-ranks", "first-step", "first-step-of-two"
+    runs = {name: FakeRun(name, tmp_path) for name in names}
+    change(runs["no-warm-up"], "drawn", [False, False, True])
+    runs["first-step"].noted["not-replaced"] = "randperm"
+    [_, [_, kind, text], _] = judge.two_rank_verdicts(runs, None, False)
+    why = "verify.py cannot replace the random numbers of randperm by constants"
+    assert kind == "ok" and text.endswith(
+        f"the gradients of step 1 were not compared, because {why}"
+    )
+
+
+def test_random_numbers_may_begin_in_a_later_step(tmp_path: Path) -> None:
+    run = FakeRun("no-warm-up", tmp_path)
+    run.steps_noted[7] = STEP | {"after": [8, 8, 0], "drawn": [False, False, True]}
+    assert judge.find_drawn(run) == ["torch"]
 
 
 def test_matrices_of_all_blocks_are_one_group() -> None:
