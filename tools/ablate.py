@@ -14,9 +14,8 @@ replaces {script} in the command by each of the scripts. --variants reads varian
 in each line, such as `ema: EMA_DECAY=0.99`; the first line may be `base:`. --for-each repeats all
 runs with each of its values, for example on several texts, and compares only runs of the same
 value. A round runs every variant with one seed, and each round starts with the next variant.
-Variants are compared seed by seed. ablate.py prints
-the differences with 95 % intervals, and calls a difference measurable if it is significant after a
-correction for the number of variants.
+Variants are compared seed by seed. ablate.py prints the differences with 95 % intervals, and calls
+a difference measurable if it is significant after a correction for the number of differences.
 
 If you give the same command again, finished runs are kept, and the others are run again. You may
 add seeds and values. If a run fails, the other runs continue.
@@ -146,7 +145,10 @@ def read_variants(path: Path) -> list[Variant]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ToolError(f"--variants {path} cannot be read: {cli.one_line(error)}") from error
+        raise ToolError(
+            f"--variants {path} cannot be read: {cli.one_line(error)}; give a file with a line "
+            "`name: NAME=value NAME=value ...` for each variant"
+        ) from error
     variants: dict[str, Variant] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -211,6 +213,11 @@ class Ablation:
             )
         if options.variants:
             self.variants = read_variants(options.variants)
+            if len(self.variants) < 2:
+                raise ToolError(
+                    f"--variants {options.variants} has {len(self.variants)} variants; write at "
+                    "least two, the first of which may be `base:`"
+                )
         else:
             self.variants = [
                 Variant(tuple(zip(vary, values, strict=True)), script)
@@ -319,7 +326,7 @@ class Ablation:
                     prefix = f"[{number}/{len(todo)}] {run.label} seed {run.seed}"
                     print(f"{prefix}: started", flush=True)
                     started.append((run, prefix, self.start(run)))
-                time.sleep(0.02)
+                time.sleep(0.1)
                 for each in [each for each in started if each[2].poll() is not None]:
                     started.remove(each)
                     ended += 1
@@ -617,17 +624,27 @@ def block_report(
     return parts
 
 
+def write_effects_plot(differences: Sequence[Difference], path: Path) -> dict[str, bool]:
+    """Write the forest plot of the losses if there are many. Return {its name: was it written?}."""
+    effects = [
+        Effect(
+            each.variant.label, format_settings(each.block), each.unit, each.test, each.measurable
+        )
+        for each in differences
+        if each.metric == "loss"
+    ]
+    return {path.name: plot_effects(effects, path)} if len(effects) >= MANY else {}
+
+
 def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
     """Print the report on the finished runs, write it and the plots, and return the exit code."""
     blocks: dict[Settings, RunsByVariant] = {
         block: {variant: [] for variant in ablation.variants} for block in ablation.blocks
     }
-    finished = []
     for run in ablation.runs:
         if log := ablation.read_result(run):
             blocks[run.block][run.variant].append(log)
-            finished.append(log)
-    if not finished:
+    if not any(logs for runs in blocks.values() for logs in runs.values()):
         print("no run has finished; what the runs printed is above")
         return 1
     found = find_differences(blocks)
@@ -638,9 +655,10 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         text += f"\n{ablation.jobs} runs shared the machine, each with OMP_NUM_THREADS="
         text += f"{os.environ['OMP_NUM_THREADS']}, so steps took longer than they do alone"
     parts = [[text]]
+    tables = []
     pictures = []  # what `plot` gets for each block
     is_refused = False
-    for block, runs in blocks.items():
+    for number, (block, runs) in enumerate(blocks.items(), 1):
         first, *others = runs
         changes = [difference for difference in found if difference.block == block]
         verdicts = [
@@ -650,22 +668,21 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         is_refused = is_refused or any(refusals(runs[first], runs[variant]) for variant in others)
         drawn = {variant.label: logs for variant, logs in runs.items() if logs}
         if drawn:
-            name = "".join(["picture", *(f"-{Path(value).name}" for _, value in block), ".png"])
-            pictures.append(([*drawn.values()], [*drawn], ablation.folder / name, verdicts))
+            # Values may be paths that end in the same name, so the number of the block comes first.
+            words = [str(number), *(Path(value).name for _, value in block)] if block else []
+            path = ablation.folder / f"{'-'.join(['picture', *words])}.png"
+            pictures.append(([*drawn.values()], [*drawn], path, verdicts))
+            # Runs of two blocks may be on two texts, which cannot be compared.
+            logs = Logs([log for group in runs.values() for log in group])
+            tables.append([*([format_settings(block)] if block else []), report(logs)])
     if failures:
         parts.append(["Failed", *(f"  {failure}" for failure in failures)])
-    parts.append([report(Logs(finished))])
+    parts += tables
     text = "\n\n".join("\n".join(part) for part in parts)
     print(f"\n{text}\n")
     (ablation.folder / "report.txt").write_text(f"{text}\n", encoding="utf-8")
     written = {picture[2].name: plot(*picture) for picture in pictures}
-    effects = [
-        Effect(d.variant.label, format_settings(d.block), d.unit, d.test, d.measurable)
-        for d in found
-        if d.metric == "loss"
-    ]
-    if len(effects) >= MANY:
-        written["effects.png"] = plot_effects(effects, ablation.folder / "effects.png")
+    written |= write_effects_plot(found, ablation.folder / "effects.png")
     files = ", ".join(["report.txt", *(name for name, is_written in written.items() if is_written)])
     print(f"{ablation.folder}: {files}   logs: logs/{ablation.folder.name}-*")
     return int(bool(failures) or is_refused or not all(written.values()))

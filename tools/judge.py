@@ -369,8 +369,9 @@ def first_gradients(alone, two):
     """Return {name: gradient that the optimizers get in step 1} of one rank, and of two ranks."""
     ones, twos = (run.tensors("notes/first0.pt") for run in (alone, two))
     others = two.tensors("notes/first1.pt")
-    if gradient_gaps(twos, others):  # each rank keeps its own gradients: an optimizer adds them
-        twos = {name: grad + others.get(name, 0) for name, grad in twos.items()}
+    # If a gradient differs between the ranks, an optimizer adds it up later.
+    for name in gradient_gaps(twos, others):
+        twos[name] = twos[name] + others[name]
     return ones, twos
 
 
@@ -653,8 +654,10 @@ def sight_verdicts(sight):
 
 def dtype_verdict(wide):
     if isinstance(wide, str):
-        # Another error may mean that the model needs CUDA.
+        # Another error may mean that the model needs CUDA. A TypeError is about the arguments of a
+        # function, one of which may be called dtype.
         is_mixed = "dtype" in wide or "scalar type" in wide
+        is_mixed = is_mixed and not wide.startswith("TypeError")
         text = f"the model does not run in bfloat16: {wide}"
         return "dtype", "FAULT" if is_mixed else "note", text
     faults = ["the score is computed in bfloat16"] if "bfloat16" in wide["score"] else []
@@ -798,7 +801,7 @@ def group_names(trains):
 
 def speed_verdicts(lab, runs):
     """Yield what would make a GPU wait: values that the host reads in a step, and compiling."""
-    lines = lab.script.read_text("utf-8").splitlines()
+    lines = source_lines(lab.script)
 
     def quote(number):
         return f"line {number} `{lines[int(number) - 1].strip()}`" if int(number) else "a library"
@@ -857,10 +860,16 @@ def edit_verdicts(base, runs, changed):
 def changed_lines(script, base):
     """Return {number: text} of the lines of code that `base` does not have."""
     source = script.read_text("utf-8")
-    known = {*base.read_text("utf-8").splitlines()}
+    known = {*source_lines(base)}
     can_run = code_lines(compile(source, "", "exec", dont_inherit=True))
-    lines = enumerate(source.splitlines(), 1)
+    lines = enumerate(source_lines(script), 1)
     return {number: line for number, line in lines if number in can_run and line not in known}
+
+
+def source_lines(script):
+    """Return the lines of a script as Python numbers them. str.splitlines would also end a line at
+    a form feed."""
+    return script.read_text("utf-8").split("\n")
 
 
 def code_lines(code):

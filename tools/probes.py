@@ -10,6 +10,7 @@ This module builds on loading.py.
 """
 
 import datetime
+import inspect
 import json
 import logging
 import math
@@ -75,9 +76,12 @@ def call_after(module, base, name, act):
     act is called twice."""
 
     def extended(method):
+        signature = inspect.signature(method)
+
         def call(*arguments, **named):
             result = method(*arguments, **named)
-            other = act(result, *arguments)
+            given = signature.bind(*arguments, **named)  # some may have been given by name
+            other = act(result, *given.args)
             return result if other is None else other
 
         return call
@@ -163,8 +167,8 @@ def note_steps(module):
     trains = {}
     begun = []
 
-    def seed_and_note(*arguments):
-        seed_step(*arguments)
+    def seed_and_note(*arguments, **named):
+        seed_step(*arguments, **named)
         seeded_states[:] = random_states()
 
     def train_step(run, *rest):
@@ -307,9 +311,8 @@ class WithoutRandomNumbers(TorchDispatchMode):
 
 def run_counting_reads(script):
     """Write a note {line: the steps in which the line made the host read a value that a device
-    computes}. On a GPU, the host would wait there. (one_hot reads its argument only on a CPU.)"""
-    one_hot = F.one_hot
-    F.one_hot = lambda t, n=-1: one_hot(t) if n < 0 else (t[..., None] == torch.arange(n)).long()
+    computes}. On a GPU, the host would wait there."""
+    F.one_hot = make_one_hot(F.one_hot)
     module = load(script)
     mode = ReadCounter(script)
     begin, step = module.Trainer.__init__, module.Trainer.train_step
@@ -332,6 +335,18 @@ def run_counting_reads(script):
     module.Trainer.train_step = train_step
     module.Trainer.export_and_score = end
     return module.main([], os.environ)
+
+
+def make_one_hot(one_hot):
+    """Return the same function as torch's one_hot. With a number of classes, torch's function reads
+    its argument on a CPU, to check it, but not on a GPU; the returned one never does."""
+
+    def one_hot_without_check(tensor, num_classes=-1):
+        if num_classes < 0:
+            return one_hot(tensor)
+        return (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
+
+    return one_hot_without_check
 
 
 class ReadCounter(TorchDispatchMode):
@@ -387,10 +402,13 @@ class ReadCounter(TorchDispatchMode):
         given = [t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)]
         name = func.overloadpacket.__name__
         on_host = name == "lift_fresh" or all(hasattr(t, "made_on_host") for t in given)
-        masks = name in ("index", "index_put_") and any(
+        has_mask = name in ("index", "index_put_") and any(
             t is not None and t.dtype == torch.bool for t in args[1]
         )
-        if not on_host and (masks or name in self.OPERATIONS):
+        # x[mask] = 0 is not such a read: a number of the host is filled in where the mask is true.
+        fills = name == "index_put_" and args[2].numel() == 1 and hasattr(args[2], "made_on_host")
+        counts_trues = has_mask and not fills
+        if not on_host and (counts_trues or name in self.OPERATIONS):
             self.note()
         for t in tree_leaves(out):
             if torch.is_tensor(t):

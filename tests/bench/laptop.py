@@ -1,6 +1,6 @@
 """Measure at laptop size what published changes do to the score.
 
-    python3 tests/bench/laptop.py                 all three parts, about six hours on two cores
+    python3 tests/bench/laptop.py                 all three parts; perhaps six hours on two cores
     python3 tests/bench/laptop.py noise           only one part: noise, levers or settings
     python3 tests/bench/laptop.py levers --seeds 2 --steps 20    a short trial
 
@@ -107,12 +107,17 @@ def main() -> int:
         help="training steps; noise has half and twice as many, too",
     )
     options = parser.parse_args()
+    if options.steps < 2:
+        parser.error(
+            f"--steps {options.steps} must be at least 2, because noise also has half of it"
+        )
     if unknown := sorted({*options.parts} - {*names}):
         parser.error(f"{unknown[0]}: no such part; the parts are {', '.join(names)}")
     code = quickstart.prepare_data_set(Path(sysconfig.get_path("stdlib"))).folder
     parts = find_parts(code, make_prose(), options.steps)
     Path("logs").mkdir(exist_ok=True)
     script = Path("logs", "laptop.py")
+    script.unlink(missing_ok=True)  # of an earlier call; recipe.py overwrites nothing
     apply = [sys.executable, str(ROOT / "tools" / "recipe.py"), "apply", *RECIPES]
     subprocess.run([*apply, "--to", str(script)], check=True, stdout=subprocess.DEVNULL)
     # The validations during training are left out: only the final score is compared.

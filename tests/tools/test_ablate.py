@@ -232,6 +232,7 @@ def test_variants_of_a_file_are_compared_within_each_value(place: Place) -> None
         mean = sum(1 + seed % 3 / 20 for seed in (1337, 1338, 1339)) / 3 / steps
         found = [float(row[1]) for row in rows]
         assert found == pytest.approx([-mean, mean, 2 * mean], rel=1e-3)
+    assert "validation texts differ" not in out, "runs of two blocks are not compared"
     assert (place.folder / "out" / "effects.png").read_bytes().startswith(b"\x89PNG")
     assert "24 of 24 runs are finished" in place(*words, "--out", "out", FAKE_EFFECT="1")[1]
 

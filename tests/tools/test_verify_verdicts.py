@@ -253,6 +253,34 @@ def test_rates_below_0_are_those_of_the_run_that_has_them(tmp_path: Path) -> Non
 def test_both_faults_of_dtypes_are_reported() -> None:
     _, kind, text = judge.dtype_verdict({"blocks": [1], "score": "torch.bfloat16"})
     assert kind == "FAULT" and "score is computed in bfloat16" in text and "blocks 1" in text
+    assert judge.dtype_verdict("RuntimeError('expected scalar type Float')")[1] == "FAULT"
+    assert judge.dtype_verdict("TypeError(\"missing an argument: 'dtype'\")")[1] == "note"
+
+
+def test_gradients_that_all_ranks_have_are_not_added(tmp_path: Path) -> None:
+    """Only a gradient that differs between two ranks is added up later, by its optimizer."""
+    one, two = FakeRun("one", tmp_path), FakeRun("two", tmp_path)
+    ones = {"matrix": torch.tensor([3.0]), "vector": torch.tensor([5.0])}
+    first = {"matrix": torch.tensor([1.0]), "vector": torch.tensor([5.0])}
+    second = {"matrix": torch.tensor([2.0]), "vector": torch.tensor([5.0])}
+    one.tensors = lambda _: ones
+    two.tensors = lambda name: (second if "1" in name else first).copy()
+    assert judge.gradient_gaps(*judge.first_gradients(one, two)) == {}
+
+
+def test_lines_are_numbered_as_python_numbers_them(tmp_path: Path) -> None:
+    (tmp_path / "base.py").write_text("x = 1\n")
+    (tmp_path / "mine.py").write_text("x = 1\n\f\ny = 2\n")
+    assert judge.changed_lines(tmp_path / "mine.py", tmp_path / "base.py") == {3: "y = 2"}
+
+
+def test_a_method_may_be_called_with_names() -> None:
+    class Plan:
+        def fill(self, x: int, y: int = 0) -> int:
+            return x + y
+
+    probes.call_after(SimpleNamespace(Plan=Plan), Plan, "fill", lambda result, _, x, y: [x, y])
+    assert Plan().fill(y=2, x=1) == [1, 2]
 
 
 def test_a_training_loss_may_be_that_of_buffers_that_the_step_has_set(tmp_path: Path) -> None:
@@ -407,6 +435,7 @@ def test_a_read_of_a_device_is_told_from_one_of_a_number_on_the_host(tmp_path: P
     lines += ["torch.rand((), device=x.device).item()", "x.to(x.device)", "x.to(torch.float64)"]
     lines += ["torch.equal(x, x)", "torch.bincount(weight.long())", "torch.zeros(()).item()"]
     lines += ["def train_step(): x.to('cpu'); x.to('cuda' if 0 else x.dtype)", "train_step()"]
+    lines += ["y = weight * 2", "y[y > 0] = 0", "y[y > 0] = x", "one_hot(y.long(), num_classes=3)"]
     script.write_text("\n".join(lines))
     weight = torch.ones(3)
     code = compile(script.read_text(), str(script), "exec")
@@ -414,10 +443,13 @@ def test_a_read_of_a_device_is_told_from_one_of_a_number_on_the_host(tmp_path: P
     mode.step = 1
     try:
         with mode, probes.DeviceMarks():
-            exec(code, {"torch": torch, "weight": weight})
+            one_hot = probes.make_one_hot(torch.nn.functional.one_hot)
+            exec(code, {"torch": torch, "weight": weight, "one_hot": one_hot})
     finally:
         mode.restore()
-    assert {*mode.reads} == {3, 4, 5, 8, 11, 12, 14} and mode.uncounted == {6}
+    assert {*mode.reads} == {3, 4, 5, 8, 11, 12, 14, 18} and mode.uncounted == {6}
+    classes = torch.tensor([[0, 2], [1, 1]])
+    assert torch.equal(one_hot(classes, 3), torch.nn.functional.one_hot(classes, 3))
 
 
 def test_the_users_hash_seed_is_not_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
