@@ -509,6 +509,7 @@ METRICS: dict[
     "artifact": ("bytes", lambda run: run.model_bytes),
 }
 MANY = 3  # variants beside the first one, from which on they are also sorted by their effect
+MOST_DRAWN = 8  # with more variants, picture.png is left out: its labels would cover each other
 RunsByVariant = dict[Variant, list[Run]]  # the finished runs; the first variant comes first
 
 
@@ -668,13 +669,14 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         is_refused = is_refused or any(refusals(runs[first], runs[variant]) for variant in others)
         drawn = {variant.label: logs for variant, logs in runs.items() if logs}
         if drawn:
+            # Runs of two blocks may be on two texts, which cannot be compared.
+            logs = Logs([log for group in runs.values() for log in group])
+            tables.append([*([format_settings(block)] if block else []), report(logs)])
+        if 0 < len(drawn) <= MOST_DRAWN:
             # Values may be paths that end in the same name, so the number of the block comes first.
             words = [str(number), *(Path(value).name for _, value in block)] if block else []
             path = ablation.folder / f"{'-'.join(['picture', *words])}.png"
             pictures.append(([*drawn.values()], [*drawn], path, verdicts))
-            # Runs of two blocks may be on two texts, which cannot be compared.
-            logs = Logs([log for group in runs.values() for log in group])
-            tables.append([*([format_settings(block)] if block else []), report(logs)])
     if failures:
         parts.append(["Failed", *(f"  {failure}" for failure in failures)])
     parts += tables

@@ -39,8 +39,7 @@ VARIANTS = Path(__file__).with_name("laptop")
 RECIPES = [
     "leaky_relu2", "xsa", "ema", "sliding_window", "smear_gate", "bigram_hash",
     "muon_weight_decay", "polar_express", "parallel_residuals", "partial_rope", "layer_scale",
-    "two_lanes", "skip_gates", "attn_gate", "loop", "warmdown_share", "muon_row_norm", "int6",
-    "documents",
+    "two_lanes", "skip_gates", "attn_gate", "loop", "warmdown_share", "muon_row_norm", "documents",
 ]  # fmt: skip
 PACKAGES = "torch", "numpy", "huggingface_hub"
 MIN_DOCSTRING = 200  # characters; shorter ones are signatures more than prose
