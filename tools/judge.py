@@ -834,7 +834,8 @@ def speed_verdicts(lab, runs):
         text += f"first for {quote(line)}{cli.one_line(why)}"
         yield "compiles", "note", text
     else:
-        yield "compiles", "ok", "after the warm-up, nothing is compiled except by the first validation"
+        good = "after the warm-up, nothing is compiled except by the first validation"
+        yield "compiles", "ok", good
 
 
 def edit_verdicts(base, runs, changed):
