@@ -29,9 +29,11 @@ Exit code: 0 done, 1 a run failed or cannot be compared, 2 wrong usage, 130 inte
 import argparse
 import ast
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import shlex
@@ -41,7 +43,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +57,7 @@ from runs import Logs, Run, parse_value, read_log
 from samples import (
     Test,
     choose_unit,
+    detectable_difference,
     find_split_faults,
     holm,
     pairs_by_seed,
@@ -118,6 +121,15 @@ class PlannedRun(NamedTuple):
     @property
     def label(self) -> str:
         return " ".join([*filter(None, [format_settings(self.block), self.variant.label])])
+
+
+def readable_name(variant: Variant, block: Settings) -> str:
+    """Return the part of a RUN_ID that a person reads: the variant's name, or its script and
+    values, and the values of --for-each."""
+    words = [variant.script.removesuffix(".py")] if variant.script else []
+    words += [variant.name] if variant.name else [value for _, value in variant.settings]
+    words += [Path(value).name for _, value in block]
+    return re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words))[:40]
 
 
 def parse_vary(texts: Sequence[str], option: str = "--vary") -> dict[str, list[str]]:
@@ -291,11 +303,8 @@ class Ablation:
         settings = {name: os.environ[name] for name in names & os.environ.keys()}
         settings |= dict(block + variant.settings)
         checksum = hashlib.sha256(repr((command, contents, sorted(settings.items()))).encode())
-        words = [variant.script.removesuffix(".py")] if variant.script else []
-        words += [variant.name] if variant.name else [value for _, value in variant.settings]
-        words += [Path(value).name for _, value in block]
-        readable = re.sub(r"[^A-Za-z0-9._]+", "-", "-".join(words))[:40]
-        run_id = f"{self.folder.name}-{readable}-{checksum.hexdigest()[:8]}-seed{seed}"
+        name = f"{self.folder.name}-{readable_name(variant, block)}"
+        run_id = f"{name}-{checksum.hexdigest()[:8]}-seed{seed}"
         return PlannedRun(block, variant, seed, run_id, command, Path("logs", f"{run_id}.jsonl"))
 
     def read_result(self, run: PlannedRun) -> Run | None:
@@ -412,7 +421,8 @@ def check_settings(run: PlannedRun, log: Run, names_in_files: Collection[str]) -
             raise ToolError(f"{name}={text}: the run had {logged}: {words}")
 
 
-def find_variables(script: bytes) -> set[str]:
+@functools.cache
+def find_variables(script: bytes) -> Set[str]:
     """Return the names in a script that may be environment variables: Python's strings that are
     names, such as in os.environ["NAME"], and the $NAME of a shell."""
     if b"\0" in script:  # a program, such as Python's
@@ -422,6 +432,19 @@ def find_variables(script: bytes) -> set[str]:
     return {(quoted or of_shell).decode() for quoted, of_shell in found}
 
 
+@functools.cache
+def find_imports(content: bytes) -> Set[str]:
+    """Return the names of the modules that a script imports."""
+    names = set()
+    with contextlib.suppress(ValueError):  # a script that Python does not compile
+        for node in ast.walk(parse_script(unpack_script(content) or content)):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module)
+    return names
+
+
 def find_imported_files(script: Path) -> list[Path]:
     """Return the files beside a script that it imports, and those that these import. The programs
     of this repository are left out: their helpers do not change what a run computes."""
@@ -429,14 +452,7 @@ def find_imported_files(script: Path) -> list[Path]:
     todo = [] if script.resolve().parent in (cli.ROOT / "data", cli.ROOT / "tools") else [script]
     while todo:
         path = todo.pop()
-        content = path.read_bytes() if path.suffix == ".py" else b""
-        names = set()
-        with contextlib.suppress(ValueError):  # a script that Python does not compile
-            for node in ast.walk(parse_script(unpack_script(content) or content)):
-                if isinstance(node, ast.Import):
-                    names |= {alias.name for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    names.add(node.module)
+        names = find_imports(path.read_bytes() if path.suffix == ".py" else b"")
         beside = [path.with_name(f"{name.partition('.')[0]}.py") for name in sorted(names)]
         new = [other for other in beside if other.is_file() and other not in (script, *found)]
         found |= dict.fromkeys(new)
@@ -461,8 +477,12 @@ def read_setting_names(script: Path) -> set[str]:
 
 def end_process_group(child: "subprocess.Popen[bytes]") -> None:
     """End a command and all that it has started. SIGKILL comes last: torchrun needs time to end its
-    workers."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    workers. If a shell has started this program in the background, SIGINT is ignored here, and in
+    the command, too."""
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        numbers.remove(signal.SIGINT)
+    for number in numbers:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -484,6 +504,14 @@ class Difference(NamedTuple):
     @property
     def equal(self) -> bool:
         return self.test.low == self.test.high == 0
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the difference between seeds."""
+        from scipy import stats
+
+        errors = stats.t.ppf(0.975, self.test.df)
+        return (self.test.high - self.test.low) / 2 / errors * math.sqrt(self.pairs)
 
     @property
     def words(self) -> str:
@@ -513,11 +541,12 @@ MOST_DRAWN = 8  # with more variants, picture.png is left out: its labels would 
 RunsByVariant = dict[Variant, list[Run]]  # the finished runs; the first variant comes first
 
 
-def find_differences(blocks: Mapping[Settings, RunsByVariant]) -> list[Difference]:
+def find_differences(blocks: Mapping[Settings, RunsByVariant], unit: str = "") -> list[Difference]:
     """Return the differences between the first variant and each other one of the same block that
     has at least two seeds in common with it: first all losses, then the other quantities. Holm's
-    method corrects the losses of all blocks together, and the other quantities together."""
-    unit = choose_unit(
+    method corrects the losses of all blocks together, and the other quantities together. unit: of
+    the losses; empty: nats if all runs have one tokenizer, else bits per byte."""
+    unit = unit or choose_unit(
         [run for runs in blocks.values() for group in runs.values() for run in group]
     )
     loss = {"loss": (unit, lambda run: result_value(run, unit))}
@@ -596,15 +625,48 @@ def effect_lines(differences: Sequence[Difference]) -> list[str]:
     return cli.format_table(head, rows)
 
 
+SEEDS = (3, 5, 10, 20)  # for which the report says how large a difference must be
+
+
+def seeds_lines(losses: Sequence[Difference], comparisons: int) -> list[str]:
+    """Return a table: with how many seeds a difference of how many nats or bits is measurable;
+    an empty list if no difference varies. comparisons: the number that Holm's method corrects for.
+    """
+    spreads = [loss.spread for loss in losses if loss.spread > 0]
+    if not spreads:
+        return []
+    spread = math.sqrt(sum(spread**2 for spread in spreads) / len(spreads))
+    unit = losses[0].unit
+    rows = [
+        [
+            str(seeds),
+            f"{detectable_difference(spread, seeds, comparisons, by_seed=True):.3g} {unit}",
+        ]
+        for seeds in SEEDS
+    ]
+    count = f" with {comparisons} comparisons" if comparisons > 1 else ""
+    return [
+        *cli.format_table(["seeds", "difference"], rows),
+        f"An estimate: a difference of this size is found in 80 of 100 experiments{count}.",
+        f"The standard deviation of a difference between seeds is taken as {spread:.3g} {unit}, "
+        "the root mean square of those above.",
+    ]
+
+
 def block_text(block: Settings) -> str:
     """Return what follows a title: which block it is about; empty if there is only one."""
     return f", with {format_settings(block)}" if block else ""
 
 
 def block_report(
-    block: Settings, runs: RunsByVariant, found: Sequence[Difference], verdicts: Sequence[str]
+    block: Settings,
+    runs: RunsByVariant,
+    found: Sequence[Difference],
+    verdicts: Sequence[str],
+    comparisons: int,
 ) -> list[list[str]]:
-    """Return the parts of the report on the runs of a block, each a list of lines."""
+    """Return the parts of the report on the runs of a block, each a list of lines. comparisons: the
+    number of losses that are corrected together."""
     others = [*runs][1:]
     parts = [[f"Verdict{block_text(block)}", *(f"  {line}" for line in verdicts)]]
     if len(others) >= MANY:
@@ -622,6 +684,9 @@ def block_report(
         head = ["variant", "quantity", "pairs", "difference (95 % interval)", "verdict"]
         title = f"Differences from the first variant, paired by seed{block_text(block)}"
         parts.append([title, *cli.format_table(head, rows), *waits])
+    if lines := seeds_lines([each for each in found if each.metric == "loss"], comparisons):
+        title = f"How large a difference of losses must be to be measurable{block_text(block)}"
+        parts.append([title, *lines])
     return parts
 
 
@@ -665,7 +730,7 @@ def conclude(ablation: Ablation, failures: Sequence[str]) -> int:
         verdicts = [
             judge(runs, variant, [c for c in changes if c.variant == variant]) for variant in others
         ]
-        parts += block_report(block, runs, changes, verdicts)
+        parts += block_report(block, runs, changes, verdicts, losses)
         is_refused = is_refused or any(refusals(runs[first], runs[variant]) for variant in others)
         drawn = {variant.label: logs for variant, logs in runs.items() if logs}
         if drawn:
@@ -751,8 +816,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.exit(2, "error: give the command after --, such as: -- python3 train_gpt.py\n")
     if shutil.which(options.command[0]) is None:
         parser.error(f"{options.command[0]}: no such program; put settings before ablate.py")
-    # SIGTERM does the same as Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # SIGTERM does the same as Ctrl-C, also where a shell has started this program in the background
+    # and Ctrl-C is therefore ignored.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     words = "finished runs are kept; give the same command again to run the others"
     return cli.run(lambda: ablate(options), refused=2, interrupted=words)
 

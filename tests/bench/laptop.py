@@ -12,30 +12,36 @@ The parts are calls of tools/ablate.py with the variants in tests/bench/laptop/:
 
 The model is that of data/quickstart.py. The first text is the quickstart's, the source code of
 Python's standard library. The second one is prose: the docstrings of the standard library and of
-torch, numpy and huggingface_hub. Two runs at a time are made, each with one thread.
+torch, numpy and huggingface_hub. Two runs at a time are made (--jobs), each with one thread.
 
 Runs write to logs/ in the current folder, and reports are written to logs/laptop-<part>/. After an
-interruption, the same command continues with the runs that are missing.
+interruption, the same command continues with the runs that are missing. At the end,
+laptop_results.py prints what the runs show.
 """
 
-# Builds on data/quickstart.py and data/tokenize_docs.py (make the texts). It starts tools/recipe.py
-# and tools/ablate.py as processes.
+# Builds on data/quickstart.py and data/tokenize_docs.py (make the texts), on tools/ablate.py (makes
+# the runs) and on laptop_results.py beside it. It starts tools/recipe.py as a process.
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
+import laptop_results
+from laptop_results import PARTS, VARIANTS
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "data"))
+import ablate
 import dataset
 import quickstart
 import tokenize_docs
 from dataset import ROOT, cli
 
-VARIANTS = Path(__file__).with_name("laptop")
 RECIPES = [
     "leaky_relu2", "xsa", "ema", "sliding_window", "smear_gate", "bigram_hash",
     "muon_weight_decay", "polar_express", "parallel_residuals", "partial_rope", "layer_scale",
@@ -82,7 +88,7 @@ def make_prose() -> Path:
     return folder
 
 
-def find_parts(code: Path, prose: Path, steps: int) -> dict[str, tuple[int, list[str], list[str]]]:
+def find_parts(code: str, prose: str, steps: int) -> dict[str, tuple[int, list[str], list[str]]]:
     """Return {part: (seeds, options of ablate.py, settings of all its runs)}."""
     lengths = ",".join(map(str, (steps // 2, steps, 2 * steps)))
     fixed = [f"ITERATIONS={steps}"]
@@ -93,43 +99,47 @@ def find_parts(code: Path, prose: Path, steps: int) -> dict[str, tuple[int, list
     }
 
 
+def make_script() -> Path:
+    """Write the trainer with all recipes that are measured, and return its path."""
+    script = Path("logs", "laptop.py")
+    script.parent.mkdir(exist_ok=True)
+    script.unlink(missing_ok=True)  # of an earlier call; recipe.py overwrites nothing
+    apply = [sys.executable, str(ROOT / "tools" / "recipe.py"), "apply", *RECIPES]
+    subprocess.run([*apply, "--to", str(script)], check=True, stdout=subprocess.DEVNULL)
+    return script
+
+
 def main() -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    names = "noise", "levers", "settings"
-    add("parts", nargs="*", metavar="PART", help=f"{', '.join(names)} (default: all)")
+    add("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     add("--seeds", type=int, help="number of seeds (default: 8 for noise, 5 for the others)")
-    add(
-        "--steps",
-        type=int,
-        default=500,
-        help="training steps; noise has half and twice as many, too",
-    )
+    text = "training steps; noise has half and twice as many, too (default: 500)"
+    add("--steps", type=int, default=500, help=text)
+    add("--jobs", type=int, default=2, help="number of runs at a time (default: 2)")
     options = parser.parse_args()
     if options.steps < 2:
         parser.error(
             f"--steps {options.steps} must be at least 2, because noise also has half of it"
         )
-    if unknown := sorted({*options.parts} - {*names}):
-        parser.error(f"{unknown[0]}: no such part; the parts are {', '.join(names)}")
+    if unknown := sorted({*options.parts} - {*PARTS}):
+        parser.error(f"{unknown[0]}: no such part; the parts are {', '.join(PARTS)}")
     code = quickstart.prepare_data_set(Path(sysconfig.get_path("stdlib"))).folder
-    parts = find_parts(code, make_prose(), options.steps)
-    Path("logs").mkdir(exist_ok=True)
-    script = Path("logs", "laptop.py")
-    script.unlink(missing_ok=True)  # of an earlier call; recipe.py overwrites nothing
-    apply = [sys.executable, str(ROOT / "tools" / "recipe.py"), "apply", *RECIPES]
-    subprocess.run([*apply, "--to", str(script)], check=True, stdout=subprocess.DEVNULL)
-    # The validations during training are left out: only the final score is compared.
-    train = [sys.executable, str(ROOT / "data" / "quickstart.py"), "--script", str(script)]
-    train.append("VAL_LOSS_EVERY=0")
+    parts = find_parts(os.path.relpath(code), os.path.relpath(make_prose()), options.steps)
+    # The names of the logs depend on the command and on the environment, so neither contains what
+    # differs between machines: no absolute path, and no number of threads that depends on their
+    # cores. The validations during training are left out: only the final score is compared.
+    train = ["python3", os.path.relpath(ROOT / "data" / "quickstart.py")]
+    train += ["--script", str(make_script()), "VAL_LOSS_EVERY=0"]
+    os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    os.environ["OMP_NUM_THREADS"] = "1"
     worst = 0
-    for name in options.parts or names:
-        seeds, more, settings = parts[name]
-        ablate = [sys.executable, str(ROOT / "tools" / "ablate.py"), "--jobs", "2", *more]
-        ablate += ["--variants", str(VARIANTS / f"{name}.txt"), "--out", f"logs/laptop-{name}"]
-        ablate += ["--seeds", str(options.seeds or seeds), "--", *train, *settings]
-        worst = max(worst, subprocess.run(ablate).returncode)
-    return worst
+    for part in options.parts or PARTS:
+        seeds, more, settings = parts[part]
+        words = [*more, "--jobs", str(options.jobs), "--variants", str(VARIANTS / f"{part}.txt")]
+        words += ["--out", f"logs/laptop-{part}", "--seeds", str(options.seeds or seeds)]
+        worst = max(worst, ablate.main([*words, "--", *train, *settings]))
+    return worst or laptop_results.main(["logs", "--out", "logs"])
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ if name == fake("FAIL"):
     end("failed", 1)
 if name == fake("WAIT"):
     Path("waiting").touch()
+    if fake("BACKGROUND"):  # SIGINT is ignored here, as in what a shell starts in the background
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try: signal.pause()
     except KeyboardInterrupt: end("interrupted", 130)
 off = not config["train_prefetch"]
@@ -303,11 +305,20 @@ def test_runs_of_another_experiment_are_not_mixed_in(
         assert len(place.starts()) == begun + 2, f"quickstart.py runs this trainer: {number}"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_ends_the_child_and_keeps_the_rest(place: Place, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "in_background"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
+)
+def test_an_interruption_ends_the_child_and_keeps_the_rest(
+    place: Place, number: int, in_background: bool
+) -> None:
+    """A shell without job control ignores SIGINT in what it starts in the background."""
     run = "out-1-seed1338"
     command = [sys.executable, TOOL, *TWO, "--seeds", "2", "--", "python3", "fake.py"]
     environment = {**os.environ, "FAKE_WAIT": run}
+    if in_background:
+        command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
+        environment["FAKE_BACKGROUND"] = "1"
     with start_process(command, env=environment, stderr=subprocess.STDOUT) as process:
         wait_until((place.folder / "waiting").exists)
         process.send_signal(number)
