@@ -242,7 +242,7 @@ def test_variants_of_a_file_are_compared_within_each_value(place: Place) -> None
     for steps, part in zip((20, 30), out.split("How large a difference")[1:], strict=True):
         spread = stdev(factors) / steps * math.sqrt((1 + 1 + 4) / 3)
         expected = detectable_difference(spread, 5, 6, by_seed=True)
-        words = re.search(r"\n5 +(\S+) nats\n", part)
+        row = re.search(r"\n5 +(\S+) nats\n", part)
         assert float(row[1]) == pytest.approx(expected, rel=0.01)
         assert "80 of 100 experiments with 6 comparisons" in part
     assert (place.folder / "out" / "effects.png").read_bytes().startswith(b"\x89PNG")
