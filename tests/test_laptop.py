@@ -15,6 +15,7 @@ import pytest
 from ablate import Settings, Variant, read_variants, readable_name
 from cli import ToolError
 from running import ROOT, clean_environment
+from runs import parse_value
 from samples import detectable_difference
 from scipy import stats
 
@@ -23,7 +24,9 @@ BLOCKS: dict[str, list[Settings]] = {
     "noise": [(("ITERATIONS", str(steps)),) for steps in (10, 20, 40)],
     "levers": [(("DATA_PATH", path),) for path in (CODE, PROSE)],
     "settings": [()],
+    "export": [()],
 }
+SEEDS = {"noise": 8, "levers": 5, "settings": 5, "export": 3}
 OWN = {"MATRIX_LR": 0.01, "WARMDOWN_ITERS": 400.0, "MLP_MULT": 2.0}  # of the base
 BEST = {"MATRIX_LR": 0.02, "WARMDOWN_ITERS": 400.0, "MLP_MULT": 6.0}
 PUBLISHED = {name: each.effect for name, each in laptop_results.read_published().items()}
@@ -31,9 +34,9 @@ PUBLISHED = {name: each.effect for name, each in laptop_results.read_published()
 
 def true_effect(part: str, variant: Variant, block: Settings) -> float:
     """Return how much higher the score of a variant is than that of the base."""
-    if part == "levers" and variant.settings:
+    if part in ("levers", "export") and variant.settings:
         published = PUBLISHED[variant.name] or 0.01
-        return published * 20 if block[0][1] == CODE else -published * 20
+        return -published * 20 if block and block[0][1] == PROSE else published * 20
     effect = 0.0
     for name, value in variant.settings if part == "settings" else ():
         effect += abs(np.log1p(float(value)) - np.log1p(BEST[name]))
@@ -49,9 +52,7 @@ def write_log(folder: Path, part: str, variant: Variant, block: Settings, seed: 
     settings = dict(block + variant.settings)
     config: dict[str, object] = {"iterations": 20, "data_path": CODE, "seed": seed}
     config |= {name.lower(): value for name, value in OWN.items()}
-    for name, value in settings.items():
-        config[name.lower()] = value if name == "DATA_PATH" else float(value)
-    config["iterations"] = int(float(str(config["iterations"])))
+    config |= {name.lower(): parse_value(value) for name, value in settings.items()}
     digits = readable_name(variant, block).encode().hex()[-8:]
     name = f"laptop-{part}-{readable_name(variant, block)}-{digits}-seed{seed}"
     score = seed_score(seed, config["iterations"]) + true_effect(part, variant, block)
@@ -76,7 +77,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part, blocks in BLOCKS.items():
         for block in blocks:
             for variant in read_variants(laptop_results.VARIANTS / f"{part}.txt"):
-                for seed in range(1, 9 if part == "noise" else 6):
+                for seed in range(1, 1 + SEEDS[part]):
                     write_log(folder, part, variant, block, seed)
     return folder
 
@@ -90,14 +91,17 @@ def rows_of(report: str, first_cell: str) -> Iterator[list[str]]:
 
 
 def test_every_variant_has_a_source() -> None:
-    variants = read_variants(laptop_results.VARIANTS / "levers.txt")[1:]
-    assert {variant.name for variant in variants} == PUBLISHED.keys()
-    assert sum(effect is not None for effect in PUBLISHED.values()) >= 14
+    names = [
+        {variant.name for variant in read_variants(laptop_results.VARIANTS / f"{part}.txt")[1:]}
+        for part in ("levers", "export")
+    ]
+    assert set.union(*names) == PUBLISHED.keys()
+    assert sum(PUBLISHED[name] is not None for name in names[0]) >= 14
 
 
 def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     report = "\n\n".join(laptop_results.describe(logs, tmp_path, experiments=20))
-    assert report.startswith("Finished runs: noise 72, levers 190, settings 65")
+    assert report.startswith("Finished runs: noise 72, levers 190, settings 65, export 12")
     for steps in (10, 20, 40):
         [row] = rows_of(report, str(steps))
         spread = stdev(seed_score(seed, steps) for seed in range(1, 9))
@@ -110,9 +114,10 @@ def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     assert ema[8] == "-1"
     [gates] = rows_of(report, "skip_gates")
     assert gates[2] == "-" and gates[4::2] == ["worse", "better", "+6"]
-    effects = [effect for effect in PUBLISHED.values() if effect is not None]
-    assert f"- code: +1.00 (95 % interval +0.99 to +1.00), {len(effects)} recipes" in report
+    assert "- code: +1.00 (95 % interval +0.99 to +1.00), 15 recipes" in report
     assert "- prose: -1.00 (95 % interval -1.00 to -0.99)" in report
+    [int6] = rows_of(report, "int6")
+    assert int6[1:3] == ["export", "+0.0083"] and int6[4] == "same sign" and len(int6) == 7
     for name, best in BEST.items():
         part = report.split(f"| {name} |")[1]
         [row] = rows_of(part.split("\n\n")[0], f"{best:g}")

@@ -1,7 +1,7 @@
 """Measure at laptop size what published changes do to the score.
 
-    python3 tests/bench/laptop.py                 all three parts; perhaps six hours on two cores
-    python3 tests/bench/laptop.py noise           only one part: noise, levers or settings
+    python3 tests/bench/laptop.py                 all parts; perhaps seven hours on two cores
+    python3 tests/bench/laptop.py noise           only one part: noise, levers, settings or export
     python3 tests/bench/laptop.py levers --seeds 2 --steps 20    a short trial
 
 The parts are calls of tools/ablate.py with the variants in tests/bench/laptop/:
@@ -9,6 +9,8 @@ The parts are calls of tools/ablate.py with the variants in tests/bench/laptop/:
     noise      how much a score varies with the seed, and with edits that change almost nothing
     levers     recipes with a published effect, on two texts
     settings   MATRIX_LR, WARMDOWN_ITERS and MLP_MULT, five values each
+    export     how weights are stored, with a wider model, because the matrices of the others are
+               so small that they are not quantized
 
 The model is that of data/quickstart.py. The first text is the quickstart's, the source code of
 Python's standard library. The second one is prose: the docstrings of the standard library and of
@@ -47,6 +49,7 @@ RECIPES = [
     "muon_weight_decay", "polar_express", "parallel_residuals", "partial_rope", "layer_scale",
     "two_lanes", "skip_gates", "attn_gate", "loop", "warmdown_share", "muon_row_norm", "documents",
 ]  # fmt: skip
+EXPORT_RECIPES = ["int6", "lzma"]
 PACKAGES = "torch", "numpy", "huggingface_hub"
 MIN_DOCSTRING = 200  # characters; shorter ones are signatures more than prose
 
@@ -96,15 +99,17 @@ def find_parts(code: str, prose: str, steps: int) -> dict[str, tuple[int, list[s
         "noise": (8, ["--for-each", f"ITERATIONS={lengths}"], [f"DATA_PATH={code}"]),
         "levers": (5, ["--for-each", f"DATA_PATH={code},{prose}"], fixed),
         "settings": (5, [], [f"DATA_PATH={code}", *fixed]),
+        "export": (3, [], [f"DATA_PATH={code}", f"ITERATIONS={steps // 2}", "MODEL_DIM=288"]),
     }
 
 
-def make_script() -> Path:
-    """Write the trainer with all recipes that are measured, and return its path."""
-    script = Path("logs", "laptop.py")
+def make_script(part: str) -> Path:
+    """Write the trainer with all recipes that a part measures, and return its path."""
+    recipes = EXPORT_RECIPES if part == "export" else RECIPES
+    script = Path("logs", "laptop-export.py" if part == "export" else "laptop.py")
     script.parent.mkdir(exist_ok=True)
     script.unlink(missing_ok=True)  # of an earlier call; recipe.py overwrites nothing
-    apply = [sys.executable, str(ROOT / "tools" / "recipe.py"), "apply", *RECIPES]
+    apply = [sys.executable, str(ROOT / "tools" / "recipe.py"), "apply", *recipes]
     subprocess.run([*apply, "--to", str(script)], check=True, stdout=subprocess.DEVNULL)
     return script
 
@@ -113,8 +118,8 @@ def main() -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    add("--seeds", type=int, help="number of seeds (default: 8 for noise, 5 for the others)")
-    text = "training steps; noise has half and twice as many, too (default: 500)"
+    add("--seeds", type=int, help="number of seeds (default: 8, 5, 5 and 3)")
+    text = "training steps (default: 500); noise has half and twice as many, too, export has half"
     add("--steps", type=int, default=500, help=text)
     add("--jobs", type=int, default=2, help="number of runs at a time (default: 2)")
     options = parser.parse_args()
@@ -130,7 +135,6 @@ def main() -> int:
     # differs between machines: no absolute path, and no number of threads that depends on their
     # cores. The validations during training are left out: only the final score is compared.
     train = ["python3", os.path.relpath(ROOT / "data" / "quickstart.py")]
-    train += ["--script", str(make_script()), "VAL_LOSS_EVERY=0"]
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     os.environ["OMP_NUM_THREADS"] = "1"
     worst = 0
@@ -138,7 +142,8 @@ def main() -> int:
         seeds, more, settings = parts[part]
         words = [*more, "--jobs", str(options.jobs), "--variants", str(VARIANTS / f"{part}.txt")]
         words += ["--out", f"logs/laptop-{part}", "--seeds", str(options.seeds or seeds)]
-        worst = max(worst, ablate.main([*words, "--", *train, *settings]))
+        run = [*train, "--script", str(make_script(part)), "VAL_LOSS_EVERY=0", *settings]
+        worst = max(worst, ablate.main([*words, "--", *run]))
     return worst or laptop_results.main(["logs", "--out", "logs"])
 
 

@@ -36,9 +36,9 @@ from figures import write_figure
 from runs import Result, Run, read_logs
 from samples import BITS, detectable_difference, result_value
 
-PARTS = "noise", "levers", "settings"
+PARTS = "noise", "levers", "settings", "export"
 VARIANTS = Path(__file__).with_name("laptop")
-BLOCKS = {"noise": "ITERATIONS", "levers": "DATA_PATH", "settings": ""}  # option --for-each
+BLOCKS = {"noise": "ITERATIONS", "levers": "DATA_PATH"}  # option --for-each
 SEED_COUNTS = 3, 5, 10
 COLOURS = "#1b6ca8", "#c4501b"
 Blocks = dict[Settings, RunsByVariant]
@@ -52,7 +52,7 @@ def read_part(folder: Path, part: str) -> Blocks:
     for run in read_logs(sorted(folder.glob(f"laptop-{part}-*.jsonl"))).runs:
         if run.status != "finished" or not run.result:
             continue
-        name = BLOCKS[part]
+        name = BLOCKS.get(part)
         block = ((name, str(run.config[name.lower()])),) if name else ()
         names = {readable_name(variant, block): variant for variant in variants}
         match = re.fullmatch(rf"laptop-{part}-(.*)-[0-9a-f]{{8}}-seed\d+\.jsonl", run.name)
@@ -189,7 +189,7 @@ class Published(NamedTuple):
     """What is published about a variant. `effect` is in bits per byte; None if there is no figure
     for this change alone."""
 
-    kind: str  # architecture, optimizer, averaging, evaluation, schedule or data
+    kind: str  # architecture, optimizer, averaging, evaluation, schedule, data or export
     effect: float | None
 
 
@@ -203,6 +203,8 @@ def read_published() -> dict[str, Published]:
 
 
 def verdict(loss: Difference, effect: float | None) -> str:
+    if loss.equal:
+        return "equal"
     if not loss.measurable:
         return "not measurable"
     if effect is None:
@@ -248,7 +250,8 @@ def by_variant(differences: Sequence[Difference]) -> list[tuple[Variant, list[Di
 
 
 def text_of(block: Settings) -> str:
-    return "code" if "quickstart" in block[0][1] else "prose"
+    """Return a word for the text on which the runs of a block were trained."""
+    return "prose" if block and "quickstart" not in block[0][1] else "code"
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
@@ -394,13 +397,13 @@ def describe(folder: Path, out: Path, experiments: int) -> Iterator[str]:
         for part, blocks in parts.items()
     }
     yield "Finished runs: " + ", ".join(f"{part} {count}" for part, count in counts.items())
-    losses = {part: losses_of(blocks) for part, blocks in parts.items() if part != "settings"}
+    losses = {part: losses_of(blocks) for part, blocks in parts.items()}
+    published = read_published()
     if "noise" in parts:
         yield "## Noise"
         yield from noise_tables(parts["noise"])
         yield from noise_lines(parts["noise"], losses, experiments)
     if losses.get("levers"):
-        published = read_published()
         yield "## Recipes"
         yield levers_table(parts["levers"], published)
         yield "Rank correlation of the published effects with the effects here:"
@@ -413,6 +416,9 @@ def describe(folder: Path, out: Path, experiments: int) -> Iterator[str]:
             head = [name, "mean score", "above the best value", "seeds for which it is the best"]
             yield table(head, [*curve_rows(values)])
         write_figure(lambda: make_settings_figure(found), out / "laptop-settings.png")
+    if losses.get("export"):
+        yield "## Export"
+        yield levers_table(parts["export"], published)
 
 
 def noise_lines(
