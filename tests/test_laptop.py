@@ -64,7 +64,7 @@ def write_log(folder: Path, part: str, variant: Variant, block: Settings, seed: 
         {"event": "made_of", "script": "aa", "tokenizer": str(config["data_path"])},
         {"event": "validation", "step": config["iterations"], "val_loss": score, "val_bpb": score},
         {"event": "artifact", "artifact_bytes": 1000 + len(variant.name), "code_bytes": 10},
-        {"event": "score", "val_loss": score, "val_bpb": score},
+        {"event": "score", "val_loss": score, "val_bpb": score, "eval_time_ms": len(name)},
         {"event": "end", "status": "finished", "exit_code": 0, "error": ""},
     ]
     (folder / f"{name}.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -99,9 +99,12 @@ def test_every_variant_has_a_source() -> None:
     assert sum(PUBLISHED[name] is not None for name in names[0]) >= 14
 
 
+@pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning")  # equal artifacts
 def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     report = "\n\n".join(laptop_results.describe(logs, tmp_path, experiments=20))
     assert report.startswith("Finished runs: noise 72, levers 190, settings 65, export 12")
+    # The base of all parts is the same configuration.
+    assert "5 runs were made two or more times, in different parts; 5 of them have" in report
     for steps in (10, 20, 40):
         [row] = rows_of(report, str(steps))
         spread = stdev(seed_score(seed, steps) for seed in range(1, 9))

@@ -387,16 +387,39 @@ def make_settings_figure(found: Mapping[str, Mapping[float, list[Run]]]) -> Any:
 # === All ===
 
 
+def describe_repeats(runs: Sequence[Run]) -> str:
+    """Return in words how many runs of one configuration and seed were made more than once, and
+    whether they are equal: all their logged losses, and the score."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        key = repr((run.seed, sorted(run.conditions.items(), key=repr)))
+        groups.setdefault(key, []).append(run)
+    repeated = [group for group in groups.values() if len(group) > 1]
+    equal = 0
+    for group in repeated:
+        losses = {
+            repr(([(line.step, line.train_loss) for line in run.steps], run.result[:4]))
+            for run in group
+            if run.result
+        }
+        equal += len(losses) == 1
+    return (
+        f"{len(repeated)} runs were made two or more times, in different parts; {equal} of them "
+        "have the same losses and the same score to the last digit each time."
+    )
+
+
 def describe(folder: Path, out: Path, experiments: int) -> Iterator[str]:
     """Yield the parts of the report, and write the plots. Raises ToolError if there are no runs."""
     parts = {part: blocks for part in PARTS if (blocks := read_part(folder, part))}
     if not parts:
         raise ToolError(f"{folder}: contains no finished runs of laptop.py; run laptop.py first")
-    counts = {
-        part: sum(len(group) for runs in blocks.values() for group in runs.values())
+    runs = {
+        part: [run for each in blocks.values() for group in each.values() for run in group]
         for part, blocks in parts.items()
     }
-    yield "Finished runs: " + ", ".join(f"{part} {count}" for part, count in counts.items())
+    yield "Finished runs: " + ", ".join(f"{part} {len(found)}" for part, found in runs.items())
+    yield describe_repeats([run for found in runs.values() for run in found])
     losses = {part: losses_of(blocks) for part, blocks in parts.items()}
     published = read_published()
     if "noise" in parts:
