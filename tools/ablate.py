@@ -13,9 +13,10 @@ Each combination of values is a variant, and all variants are compared with the 
 replaces {script} in the command by each of the scripts. --variants reads variants from a file, one
 in each line, such as `ema: EMA_DECAY=0.99`; the first line may be `base:`. --for-each repeats all
 runs with each of its values, for example on several texts, and compares only runs of the same
-value. A round runs every variant with one seed, and each round starts with the next variant.
-Variants are compared seed by seed. ablate.py prints the differences with 95 % intervals, and calls
-a difference measurable if it is significant after a correction for the number of differences.
+value. In a round, every variant is run with one seed. Each round starts one variant later, so that
+none always comes first. Variants are compared seed by seed. ablate.py prints the differences with
+95 % intervals, and calls a difference measurable if it is significant after a correction for the
+number of differences.
 
 If you give the same command again, finished runs are kept, and the others are run again. You may
 add seeds and values. If a run fails, the other runs continue.
@@ -39,6 +40,7 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -187,9 +189,7 @@ def read_variants(path: Path) -> list[Variant]:
 def parse_scripts(text: str | None, command: Sequence[str]) -> list[str | None]:
     """Return the scripts that replace {script}; [None] if the command has no {script}."""
     if (text is not None) != any(SCRIPT in word for word in command):
-        raise ToolError(
-            f"--script A.py,B.py needs {SCRIPT} in the command, and the reverse; give both"
-        )
+        raise ToolError(f"--script and {SCRIPT} in the command must be used together; give both")
     scripts = text.split(",") if text else [None]
     for name in scripts:
         if name and not Path(name).is_file():
@@ -510,8 +510,9 @@ class Difference(NamedTuple):
         """The standard deviation of the difference between seeds."""
         from scipy import stats
 
-        errors = stats.t.ppf(0.975, self.test.df)
-        return (self.test.high - self.test.low) / 2 / errors * math.sqrt(self.pairs)
+        standard_errors = stats.t.ppf(0.975, self.test.df)  # in half of the interval
+        half = (self.test.high - self.test.low) / 2
+        return half / standard_errors * math.sqrt(self.pairs)
 
     @property
     def words(self) -> str:
@@ -591,7 +592,10 @@ def judge(runs: RunsByVariant, variant: Variant, changes: Sequence[Difference]) 
     if reasons := refusals(runs[first], runs[variant]):
         return text + f"not an ablation: {'; '.join(reasons)}"
     if not changes:
-        return text + "one seed cannot tell a difference from chance; use --seeds 3"
+        common = {run.known_seed for run in runs[first]} & {r.known_seed for r in runs[variant]}
+        if len(common) == 1:
+            return text + "one seed cannot tell a difference from chance; use --seeds 3"
+        return text + "no seed has a finished run of both"
     measurable = [f"{change.metric} {change.words}" for change in changes if change.measurable]
     text += ", ".join(measurable) or "nothing is measurable"
     if changes[0].metric == "loss" and changes[0].equal:
@@ -629,27 +633,24 @@ SEEDS = (3, 5, 10, 20)  # for which the report says how large a difference must 
 
 
 def seeds_lines(losses: Sequence[Difference], comparisons: int) -> list[str]:
-    """Return a table: with how many seeds a difference of how many nats or bits is measurable;
-    an empty list if no difference varies. comparisons: the number that Holm's method corrects for.
-    """
+    """Return a table: for each number of seeds, the smallest difference of the loss that is likely
+    to be measurable; an empty list if no difference varies. comparisons: the number that Holm's
+    method corrects for."""
     spreads = [loss.spread for loss in losses if loss.spread > 0]
     if not spreads:
         return []
-    spread = math.sqrt(sum(spread**2 for spread in spreads) / len(spreads))
+    spread = statistics.median(spreads)
     unit = losses[0].unit
     rows = [
-        [
-            str(seeds),
-            f"{detectable_difference(spread, seeds, comparisons, by_seed=True):.3g} {unit}",
-        ]
+        [str(seeds), f"{detectable_difference(spread, seeds, comparisons):.3g} {unit}"]
         for seeds in SEEDS
     ]
     count = f" with {comparisons} comparisons" if comparisons > 1 else ""
     return [
         *cli.format_table(["seeds", "difference"], rows),
-        f"An estimate: a difference of this size is found in 80 of 100 experiments{count}.",
-        f"The standard deviation of a difference between seeds is taken as {spread:.3g} {unit}, "
-        "the root mean square of those above.",
+        f"An estimate: at least 80 of 100 experiments{count} find a difference of this size.",
+        f"A difference varies between seeds by a standard deviation of {spread:.3g} {unit} (median "
+        "of the variants).",
     ]
 
 

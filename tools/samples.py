@@ -231,24 +231,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return result.tolist()
 
 
-def detectable_difference(spread: float, seeds: int, comparisons: int, by_seed: bool) -> float:
-    """Return the smallest true difference that t_test finds in 80 of 100 experiments with this
-    number of seeds, if p must be below 0.05 / comparisons. That is the limit of Holm's method for
-    the smallest p. spread: with by_seed, the standard deviation of the differences by seed, else
-    the standard deviation of the values of each sample. Results are normally distributed.
+def detectable_difference(spread: float, seeds: int, comparisons: int) -> float:
+    """Return the true difference of two variants that t_test, paired by seed, finds in 80 of 100
+    experiments with this number of seeds, if p must be below 0.05 / comparisons. That is the
+    strictest limit of Holm's method, so the result is on the safe side. spread: the standard
+    deviation of the differences by seed, which are normally distributed.
     """
     from scipy import optimize, stats  # slow to import
 
-    df = seeds - 1 if by_seed else 2 * (seeds - 1)
-    limit = stats.t.ppf(1 - 0.025 / comparisons, df)
+    limit = stats.t.ppf(1 - 0.025 / comparisons, seeds - 1)
 
-    # t has a noncentral t distribution, whose parameter is the difference in standard errors. That
-    # t is below -limit is so improbable that it does not count.
-    def missing(errors: float) -> float:
-        return stats.nct.cdf(limit, df, errors) - 0.2
+    # t has a noncentral t distribution. Its noncentrality is the true difference divided by its
+    # standard error. The chance that t is below -limit is neglected.
+    def excess_misses(noncentrality: float) -> float:
+        return stats.nct.cdf(limit, seeds - 1, noncentrality) - 0.2
 
-    errors = optimize.brentq(missing, 0, 50 * limit)
-    return float(errors * spread * math.sqrt((1 if by_seed else 2) / seeds))
+    noncentrality = optimize.brentq(excess_misses, 0, 50 * limit)
+    return float(noncentrality * spread / math.sqrt(seeds))
 
 
 def pairs_by_seed(

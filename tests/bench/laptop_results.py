@@ -2,10 +2,12 @@
 
     python3 tests/bench/laptop_results.py logs            reads logs/laptop-*.jsonl
     python3 tests/bench/laptop_results.py logs --out .    writes laptop-*.png to another folder
+    python3 tests/bench/laptop_results.py logs --name laptop20    reads logs/laptop20-*.jsonl
 
-Differences, intervals and the word "measurable" are those of tools/ablate.py. Parts of which no
-runs are there are left out. This program trains nothing, and takes about two minutes, most of them
-for the simulation of false positives.
+The score is in bits per byte of the validation text, measured on the stored, quantized model; lower
+is better. Differences, intervals and the word "measurable" are those of tools/ablate.py. A part
+without finished runs is left out. This program trains nothing. It takes about three minutes, most
+of them for simulations.
 """
 
 # Builds on tools/: ablate.py (compares variants), samples.py (tests), runs.py (reads logs) and
@@ -14,7 +16,7 @@ for the simulation of false positives.
 import csv
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
@@ -34,30 +36,35 @@ from ablate import (
 from cli import ToolError
 from figures import write_figure
 from runs import Result, Run, read_logs
-from samples import BITS, detectable_difference, result_value
+from samples import BITS, detectable_difference, find_split_faults, result_value, t_test
 
-PARTS = "noise", "levers", "settings", "export"
+PARTS = "noise", "recipes", "settings", "export"
 VARIANTS = Path(__file__).with_name("laptop")
-BLOCKS = {"noise": "ITERATIONS", "levers": "DATA_PATH"}  # option --for-each
+BLOCKS = {"noise": "ITERATIONS", "recipes": "DATA_PATH"}  # option --for-each
 SEED_COUNTS = 3, 5, 10
 COLOURS = "#1b6ca8", "#c4501b"
 Blocks = dict[Settings, RunsByVariant]
 
 
-def read_part(folder: Path, part: str) -> Blocks:
-    """Return the finished runs of a part. The name of a log says which variant it is of. Raises
-    ToolError if a seed of a variant is there twice, or if its runs cannot be compared."""
+def read_part(folder: Path, name: str, part: str) -> Blocks:
+    """Return the finished runs of a part whose logs are named <name>-<part>-*. The name of a log
+    says which variant it is of. Raises ToolError if a seed of a variant is there twice, or if its
+    runs cannot be compared."""
     variants = read_variants(VARIANTS / f"{part}.txt")
     blocks: Blocks = {}
-    for run in read_logs(sorted(folder.glob(f"laptop-{part}-*.jsonl"))).runs:
+    logs = read_logs(sorted(folder.glob(f"{name}-{part}-*.jsonl")))
+    if logs.problems:
+        raise ToolError(f"{logs.problems[0]}; move it away, or run laptop.py again")
+    for run in logs.runs:
         if run.status != "finished" or not run.result:
             continue
-        name = BLOCKS.get(part)
-        block = ((name, str(run.config[name.lower()])),) if name else ()
+        varied = BLOCKS.get(part)
+        block = ((varied, str(run.config[varied.lower()])),) if varied else ()
         names = {readable_name(variant, block): variant for variant in variants}
-        match = re.fullmatch(rf"laptop-{part}-(.*)-[0-9a-f]{{8}}-seed\d+\.jsonl", run.name)
+        match = re.fullmatch(rf"{name}-{part}-(.*)-[0-9a-f]{{8}}-seed\d+\.jsonl", run.name)
         if not match or match[1] not in names:
-            raise ToolError(f"{run.path}: its name is none of the part {part}; move it away")
+            words = f"its name is that of no variant in laptop/{part}.txt; move it away"
+            raise ToolError(f"{run.path}: {words}")
         runs = blocks.setdefault(block, {variant: [] for variant in variants})
         group = runs[names[match[1]]]
         if run.seed in [other.seed for other in group]:
@@ -65,17 +72,22 @@ def read_part(folder: Path, part: str) -> Blocks:
             raise ToolError(f"{run.path}: seed {run.seed} of this variant {words}")
         group.append(run)
     for runs in blocks.values():
-        base = next(iter(runs))
-        for variant, group in runs.items():
-            if group and (reasons := refusals(runs[base], group)):
-                raise ToolError(f"{folder}: {variant.label}: {'; '.join(reasons)}")
+        base, *others = runs
+        for variant in others:
+            if runs[base] and runs[variant] and (why := refusals(runs[base], runs[variant])):
+                raise ToolError(f"{folder}: {variant.label}: {'; '.join(why)}")
     return dict(sorted(blocks.items(), key=lambda item: block_order(item[0])))
 
 
 def block_order(block: Settings) -> tuple[int, bool]:
     """Sort numbers of steps by their size, and the quickstart's text before the other one."""
-    value = block[0][1] if block else "0"
-    return (int(value), False) if value.isdigit() else (0, "quickstart" not in value)
+    value = block[0][1] if block else ""
+    return (int(value) if value.isdigit() else 0), text_label(block) != "code"
+
+
+def text_label(block: Settings) -> str:
+    """Return a word for the text on which the runs of a block were trained."""
+    return "prose" if block and Path(block[0][1]).name.startswith("docstrings") else "code"
 
 
 def score(run: Run) -> float:
@@ -84,10 +96,11 @@ def score(run: Run) -> float:
     return value
 
 
-def losses_of(blocks: Blocks) -> list[Difference]:
-    """Return the differences of the scores, in bits per byte, corrected together."""
+def score_differences(blocks: Blocks) -> dict[tuple[Settings, Variant], Difference]:
+    """Return the differences of the scores from those of the base, corrected together. A variant
+    without two seeds that the base also has is missing."""
     found = find_differences(blocks, BITS)
-    return [difference for difference in found if difference.metric == "loss"]
+    return {(each.block, each.variant): each for each in found if each.metric == "loss"}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -97,10 +110,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def signed(value: float) -> str:
-    return f"{value:+.4f}"
+    """Return a difference of scores with four decimals, or with two digits if it is smaller."""
+    return f"{value:+.4f}" if abs(value) >= 0.001 or not value else f"{value:+.2g}"
 
 
-def with_interval(difference: Difference) -> str:
+def unsigned(value: float) -> str:
+    return signed(value)[1:]
+
+
+def with_interval(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
     test = difference.test
     return f"{signed(test.difference)} ({signed(test.low)} to {signed(test.high)})"
 
@@ -108,78 +128,120 @@ def with_interval(difference: Difference) -> str:
 # === How much scores vary by chance ===
 
 
-def noise_tables(blocks: Blocks) -> Iterator[str]:
-    """Yield a table of the spreads for each number of steps."""
-    losses = losses_of(blocks)
+def noise_table(blocks: Blocks) -> str:
+    """Return a table of the spreads, with a row for each number of steps."""
+    differences = score_differences(blocks)
+    others = [*next(iter(blocks.values()))][1:]
     rows = []
     for block, runs in blocks.items():
         base = [score(run) for run in next(iter(runs.values()))]
-        cells = [block[0][1], str(len(base)), f"{fmean(base):.4f}", f"{stdev(base):.4f}"]
-        own = [loss for loss in losses if loss.block == block]
-        cells += [f"{loss.spread:.4f}, mean {signed(loss.test.difference)}" for loss in own]
+        if len(base) < 2:
+            continue
+        cells = [block[0][1], str(len(base)), f"{fmean(base):.4f}", unsigned(stdev(base))]
+        for variant in others:
+            found = differences.get((block, variant))
+            cells += [unsigned(found.spread) if found else "", with_interval(found)]
         rows.append(cells)
-    others = [variant.label for variant in [*next(iter(blocks.values()))][1:]]
-    head = ["steps", "seeds", "mean score", "standard deviation between seeds"]
-    head += [f"of the paired difference of `{name}`" for name in others]
-    yield table(head, rows)
+    head = ["steps", "seeds", "mean score of the base", "its standard deviation between seeds"]
+    for variant in others:
+        words = f"`{variant.label}` minus base, same seed"
+        head += [f"{words}: standard deviation", f"{words}: mean (95 % interval)"]
+    return table(head, rows)
 
 
-def seeds_tables(spreads: Mapping[str, tuple[float, bool]], comparisons: int) -> str:
+def detectable_unpaired(spread: float, seeds: int, comparisons: int) -> float:
+    """Return what detectable_difference returns, for Welch's test of two samples that are not
+    paired; spread: the standard deviation in each. It is found by simulation, to about 1 %."""
+    import numpy as np  # slow to import
+    from scipy import optimize, stats
+
+    random = np.random.default_rng(1)
+    first, second = random.normal(size=(2, 50_000, seeds))
+
+    def missing(shift: float) -> float:
+        tests = stats.ttest_ind(first, second + shift, axis=1, equal_var=False)
+        return float((tests.pvalue < 0.05 / comparisons).mean()) - 0.8
+
+    return spread * float(optimize.brentq(missing, 0, 1000, xtol=1e-3))
+
+
+def seeds_table(spreads: Mapping[str, tuple[float, bool]], comparisons: int) -> str:
     """Return a table: which difference is found with how many seeds. spreads: {what: (standard
     deviation, paired by seed?)}"""
     rows = []
     for what, (spread, by_seed) in spreads.items():
-        cells = [what, f"{spread:.4f}"]
+        cells = [what, unsigned(spread)]
+        function: Callable[[float, int, int], float]
+        function = detectable_difference if by_seed else detectable_unpaired
         for count in (1, comparisons):
-            found = [detectable_difference(spread, n, count, by_seed) for n in SEED_COUNTS]
-            cells += [f"{difference:.4f}" for difference in found]
+            cells += [unsigned(function(spread, seeds, count)) for seeds in SEED_COUNTS]
         rows.append(cells)
-    head = ["", "standard deviation"]
+    head = ["comparison", "standard deviation"]
     for count in (1, comparisons):
-        head += [f"{n} seeds, {count} comparison{'s' * (count > 1)}" for n in SEED_COUNTS]
+        head += [f"{seeds} seeds, {count} comparison{'s' * (count > 1)}" for seeds in SEED_COUNTS]
     return table(head, rows)
 
 
+DISTRIBUTIONS: dict[str, Callable[[Any, int], Any]] = {  # of a score between seeds
+    "normally": lambda random, seeds: random.normal(size=seeds),
+    "with many outliers (t with 3 degrees of freedom)": lambda random, seeds: random.standard_t(
+        3, seeds
+    ),
+    "evenly within limits": lambda random, seeds: random.uniform(-1, 1, seeds),
+}
+
+
 def false_positives(
-    shapes: Sequence[float] | None, seeds: int, comparisons: int, experiments: int
+    draw: Callable[[Any, int], Any], seeds: int, comparisons: int, experiments: int
 ) -> float:
-    """Return the share of simulated experiments in which ablate.py calls a difference between
-    equal variants measurable. Differences with one seed are drawn from `shapes` with a random
-    sign; without shapes they are normal. Their size does not matter, because t has no unit."""
+    """Return the share of simulated experiments in which ablate.py calls a difference measurable
+    although all variants are equal: their scores, the base's too, are drawn from one
+    distribution."""
     import numpy as np  # slow to import
 
     random = np.random.default_rng(1)
-    variants = [Variant((), None, str(number)) for number in range(1 + comparisons)]
     found = 0
     for _ in range(experiments):
         runs: RunsByVariant = {}
-        for variant in variants:
-            if variant is variants[0]:
-                drawn = np.zeros(seeds)
-            elif shapes is None:
-                drawn = random.normal(size=seeds)
-            else:
-                drawn = random.choice(shapes, seeds) * random.choice([-1, 1], seeds)
-            runs[variant] = [
+        for number in range(1 + comparisons):
+            runs[Variant((), None, str(number))] = [
                 Run("", seed=seed, result=Result("roundtrip", "score", value, value))
-                for seed, value in enumerate((100 + drawn).tolist())
+                for seed, value in enumerate((100 + draw(random, seeds)).tolist())
             ]
         found += any(difference.measurable for difference in find_differences({(): runs}, BITS))
     return found / experiments
 
 
-def measured_shapes(blocks: Blocks) -> list[float]:
-    """Return the differences by seed of all variants in all blocks, each divided by the standard
-    deviation of its variant and less its mean."""
-    shapes = []
-    for runs in blocks.values():
-        base, *others = runs.values()
-        by_seed = {run.seed: score(run) for run in base}
-        for group in others:
-            found = [score(run) - by_seed[run.seed] for run in group if run.seed in by_seed]
-            if len(found) > 2 and (spread := stdev(found)):
-                shapes += [(value - fmean(found)) / spread for value in found]
-    return shapes
+def noise_lines(parts: Mapping[str, Blocks], experiments: int) -> Iterator[str]:
+    """Yield which difference is found with how many seeds, for the number of steps of the part
+    recipes, and how often equal variants are called different."""
+    blocks = parts["noise"]
+    block = [*blocks][len(blocks) // 2]
+    runs = blocks[block]
+    differences = score_differences(blocks)
+    base, *others = runs
+    if len(runs[base]) < 2:
+        return
+    spreads = {"not paired": (stdev(map(score, runs[base])), False)}
+    for variant in others:
+        if (block, variant) in differences:
+            spreads[f"paired, `{variant.label}`"] = differences[block, variant].spread, True
+    recipes = [*score_differences(parts.get("recipes", {})).values()]
+    if recipes:
+        values = [each.spread for each in recipes]
+        spreads["paired, the median recipe"] = median(values), True
+        spreads["paired, the recipe that varies most"] = max(values), True
+    comparisons = max(len(recipes), 2)
+    words = "Differences of the score that are called measurable in 80 of 100 experiments, after"
+    yield f"{words} {block[0][1]} steps (bits per byte):"
+    yield seeds_table(spreads, comparisons)
+    rows = []
+    for name, draw in DISTRIBUTIONS.items():
+        shares = [false_positives(draw, n, comparisons, experiments) for n in SEED_COUNTS[:2]]
+        rows.append([name, *(f"{100 * share:.1f}" for share in shares)])
+    words = f"Of 100 experiments with {comparisons} variants that equal the base, so many call at "
+    yield words + f"least one of them different ({experiments:,} experiments each were simulated):"
+    yield table(["scores vary between seeds", *(f"{n} seeds" for n in SEED_COUNTS[:2])], rows)
 
 
 # === What the recipes do ===
@@ -197,22 +259,26 @@ def read_published() -> dict[str, Published]:
     """Return {variant: what is published about it}. The file also names the sources."""
     with open(VARIANTS / "published.csv", encoding="utf-8", newline="") as file:
         return {
-            row["variant"]: Published(row["kind"], float(row["effect"]) if row["effect"] else None)
+            row["variant"]: Published(
+                row["kind"], float(row["effect_bpb"]) if row["effect_bpb"] else None
+            )
             for row in csv.DictReader(file)
         }
 
 
-def verdict(loss: Difference, effect: float | None) -> str:
-    if loss.equal:
+def verdict(difference: Difference | None, effect: float | None) -> str:
+    if difference is None:
+        return ""
+    if difference.equal:
         return "equal"
-    if not loss.measurable:
+    if not difference.measurable:
         return "not measurable"
-    if effect is None:
-        return "better" if loss.test.difference < 0 else "worse"
-    return "same sign" if loss.test.difference * effect > 0 else "opposite sign"
+    if not effect:
+        return "better" if difference.test.difference < 0 else "worse"
+    return "same sign" if difference.test.difference * effect > 0 else "opposite sign"
 
 
-def cost_of(differences: Sequence[Difference], variant: Variant, metric: str) -> str:
+def mean_cost(differences: Sequence[Difference], variant: Variant, metric: str) -> str:
     """Return the mean of a difference over all blocks; empty if it is not known."""
     values = [
         each.test.difference
@@ -222,40 +288,37 @@ def cost_of(differences: Sequence[Difference], variant: Variant, metric: str) ->
     return f"{fmean(values):+,.0f}" if values else ""
 
 
-def levers_table(blocks: Blocks, published: Mapping[str, Published]) -> str:
+def recipes_table(blocks: Blocks, published: Mapping[str, Published]) -> str:
     """Return the table of all recipes, the one with the lowest mean score first."""
     differences = find_differences(blocks, BITS)
+    scores = score_differences(blocks)
     rows = []
-    for variant, losses in by_variant(differences):
+    for variant in sort_variants(scores):
         known = published[variant.label]
         figure = "-" if known.effect is None else signed(known.effect)
         cells = [variant.label, known.kind, figure]
-        for loss in losses:
-            cells += [with_interval(loss), verdict(loss, known.effect)]
-        cells += [cost_of(differences, variant, metric) for metric in ("step time", "artifact")]
+        for block in blocks:
+            found = scores.get((block, variant))
+            cells += [with_interval(found), verdict(found, known.effect)]
+        cells += [mean_cost(differences, variant, metric) for metric in ("step time", "artifact")]
         rows.append(cells)
     head = ["recipe", "kind", "published effect"]
     for block in blocks:
-        head += [f"effect on {text_of(block)}", "verdict"]
+        head += [f"effect on {text_label(block)}", "verdict"]
     return table([*head, "step time (ms)", "artifact (bytes)"], rows)
 
 
-def by_variant(differences: Sequence[Difference]) -> list[tuple[Variant, list[Difference]]]:
-    """Return the differences of the scores by variant, the variant with the lowest mean first."""
-    found: dict[Variant, list[Difference]] = {}
-    for difference in differences:
-        if difference.metric == "loss":
-            found.setdefault(difference.variant, []).append(difference)
-    return sorted(found.items(), key=lambda item: fmean(d.test.difference for d in item[1]))
-
-
-def text_of(block: Settings) -> str:
-    """Return a word for the text on which the runs of a block were trained."""
-    return "prose" if block and "quickstart" not in block[0][1] else "code"
+def sort_variants(scores: Mapping[tuple[Settings, Variant], Difference]) -> list[Variant]:
+    """Return the variants, the one with the lowest mean score first."""
+    values: dict[Variant, list[float]] = {}
+    for (_, variant), difference in scores.items():
+        values.setdefault(variant, []).append(difference.test.difference)
+    return sorted(values, key=lambda variant: fmean(values[variant]))
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Return Spearman's rank correlation with its 95 % interval by the bootstrap."""
+    """Return Spearman's rank correlation with its 95 % interval. The interval comes from drawing
+    the pairs again, with replacement (bootstrap); their own errors are not in it."""
     import numpy as np  # slow to import
     from scipy import stats
 
@@ -270,55 +333,58 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> tuple[float, float
     return float(correlation(first, second)), float(low), float(high)
 
 
-def correlation_lines(
-    losses: Sequence[Difference], published: Mapping[str, Published]
-) -> Iterator[str]:
-    """Yield a line for each block, and one for the mean of all blocks."""
-    blocks = [*dict.fromkeys(loss.block for loss in losses)]
-    groups = {text_of(block): [loss for loss in losses if loss.block == block] for block in blocks}
-    groups |= {"the mean of both texts": [*losses]} if len(blocks) > 1 else {}
+def correlation_lines(blocks: Blocks, published: Mapping[str, Published]) -> Iterator[str]:
+    """Yield a line for each text, and one for the mean of all texts."""
+    scores = score_differences(blocks)
+    groups = {text_label(block): [block] for block in blocks}
+    groups |= {"the mean of both texts": [*blocks]} if len(blocks) > 1 else {}
     for name, group in groups.items():
-        pairs = [
-            (published[variant.label].effect, fmean(loss.test.difference for loss in own))
-            for variant, own in by_variant(group)
-            if published[variant.label].effect is not None
-        ]
+        pairs = []
+        for variant in sort_variants(scores):
+            found = [scores[block, variant] for block in group if (block, variant) in scores]
+            effect = published[variant.label].effect
+            if effect is not None and len(found) == len(group):
+                pairs.append((effect, fmean(each.test.difference for each in found)))
         if len(pairs) > 3:
             value, low, high = rank_correlation(pairs)
             words = f"{value:+.2f} (95 % interval {low:+.2f} to {high:+.2f})"
             yield f"- {name}: {words}, {len(pairs)} recipes"
 
 
-def make_levers_figure(blocks: Blocks, published: Mapping[str, Published]) -> Any:
+def make_recipes_figure(blocks: Blocks, published: Mapping[str, Published]) -> Any:
     """Draw a forest plot: a row for each recipe, and in it the effect on each text."""
     from matplotlib.figure import Figure  # slow to import
 
-    rows = by_variant(find_differences(blocks, BITS))
-    figure = Figure(figsize=(9, 1.4 + 0.36 * len(rows)), layout="constrained", dpi=130)
+    scores = score_differences(blocks)
+    variants = sort_variants(scores)
+    figure = Figure(figsize=(9, 1.4 + 0.36 * len(variants)), layout="constrained", dpi=130)
     axis = figure.subplots()
-    texts = [*dict.fromkeys(map(text_of, blocks))]
-    for y, (_, losses) in enumerate(rows):
-        for loss in losses:
-            number = texts.index(text_of(loss.block))
-            fill = {"markerfacecolor": None if loss.measurable else "white"}
-            half_width = loss.test.high - loss.test.difference
-            style = {"color": COLOURS[number % 2], "marker": "os"[number % 2], "capsize": 2}
-            place = y + 0.22 * (number - (len(texts) - 1) / 2)
-            axis.errorbar(loss.test.difference, place, xerr=half_width, **style, **fill)
+    styles = [
+        {"color": colour, "marker": marker} for colour, marker in zip(COLOURS, "os", strict=True)
+    ]
+    for (number, block), (y, variant) in (
+        (first, second) for first in enumerate(blocks) for second in enumerate(variants)
+    ):
+        if found := scores.get((block, variant)):
+            fill = {"markerfacecolor": None if found.measurable else "white"}
+            half_width = found.test.high - found.test.difference
+            place = y + 0.22 * (number - (len(blocks) - 1) / 2)
+            bar = {"xerr": half_width, "capsize": 2, **styles[number], **fill}
+            axis.errorbar(found.test.difference, place, **bar)
     axis.axvline(0, color="#444444", linewidth=0.8)
     names = [
         f"{variant.label} ({known.effect:+.4f})" if known.effect is not None else variant.label
-        for variant, _ in rows
+        for variant in variants
         for known in [published[variant.label]]
     ]
-    axis.set_yticks(range(len(rows)), names, fontsize=9)
-    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.set_yticks(range(len(variants)), names, fontsize=9)
+    axis.set_ylim(len(variants) - 0.4, -0.6)
     axis.grid(color="#dddddd", linewidth=0.6, axis="x")
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_xlabel("difference of the score from the base (bits per byte); left: better")
-    for number, text in enumerate(texts):
-        axis.plot([], [], "os"[number % 2], color=COLOURS[number % 2], label=f"{text}, measurable")
+    for style, block in zip(styles, blocks, strict=False):
+        axis.plot([], [], linestyle="none", label=f"{text_label(block)}, measurable", **style)
     axis.plot([], [], "o", color="#444444", markerfacecolor="white", label="not measurable")
     axis.legend(frameon=False, fontsize=9)
     title = "Effect at laptop size, with 95 % intervals; in brackets: the published effect"
@@ -329,8 +395,9 @@ def make_levers_figure(blocks: Blocks, published: Mapping[str, Published]) -> An
 # === Three settings ===
 
 
-def curves(blocks: Blocks) -> dict[str, dict[float, list[Run]]]:
-    """Return {setting: {value: runs}}, with the base's own value among them."""
+def find_curves(blocks: Blocks) -> dict[str, dict[float, list[Run]]]:
+    """Return {setting: {value: runs}}, with the base's own value among them. The runs of a setting
+    have the same seeds: those with which all its values were run."""
     [runs] = blocks.values()
     base, *others = runs
     found: dict[str, dict[float, list[Run]]] = {}
@@ -339,27 +406,33 @@ def curves(blocks: Blocks) -> dict[str, dict[float, list[Run]]]:
         if runs[variant] and runs[base]:
             own = float(runs[base][0].config[name.lower()])
             found.setdefault(name, {own: runs[base]})[float(value)] = runs[variant]
-    return {name: dict(sorted(values.items())) for name, values in found.items()}
+    curves = {}
+    for name, values in found.items():
+        common = set.intersection(*({run.seed for run in group} for group in values.values()))
+        if len(common) > 1:
+            curves[name] = {
+                value: sorted(
+                    (run for run in group if run.seed in common), key=lambda run: str(run.seed)
+                )
+                for value, group in sorted(values.items())
+            }
+    return curves
 
 
-def curve_rows(values: Mapping[float, list[Run]]) -> Iterator[list[str]]:
-    """Yield for each value its mean score, how much worse it is than the best value, and for how
+def curve_rows(values: Mapping[float, list[Run]], own: float) -> Iterator[list[str]]:
+    """Yield for each value its mean score, the difference from the base's own value, and for how
     many seeds it is the best one."""
-    means = {value: fmean(map(score, runs)) for value, runs in values.items()}
-    best = min(means, key=lambda value: means[value])
-    by_seed: dict[int | None, dict[float, float]] = {}
+    by_seed = [*zip(*(map(score, runs) for runs in values.values()), strict=True)]
+    best = [[*values][scores.index(min(scores))] for scores in by_seed]
+    base = [score(run) for run in values[own]]
     for value, runs in values.items():
-        for run in runs:
-            by_seed.setdefault(run.seed, {})[value] = score(run)
-    wins = [min(scores, key=lambda value: scores[value]) for scores in by_seed.values()]
-    variants = {value: Variant((), None, f"{value:g}") for value in values}
-    ordered = {variants[best]: values[best]}
-    ordered |= {variants[value]: values[value] for value in values}
-    losses = {loss.variant: loss for loss in losses_of({(): ordered})}
-    for value in values:
-        loss = losses.get(variants[value])
-        words = with_interval(loss) if loss else "the best" if value == best else ""
-        yield [f"{value:g}", f"{means[value]:.4f}", words, str(wins.count(value))]
+        scores = [score(run) for run in runs]
+        words = "the base"
+        if value != own:
+            test = t_test(base, scores, by_seed=True)
+            words = f"{signed(test.difference)} ({signed(test.low)} to {signed(test.high)})"
+        cells = [f"{value:g}", f"{fmean(scores):.4f}", words]
+        yield [*cells, f"{best.count(value)} of {len(best)}"]
 
 
 def make_settings_figure(found: Mapping[str, Mapping[float, list[Run]]]) -> Any:
@@ -367,15 +440,12 @@ def make_settings_figure(found: Mapping[str, Mapping[float, list[Run]]]) -> Any:
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(11, 3.8), layout="constrained", dpi=130)
-    for axis, (name, values) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
-        by_seed: dict[int | None, list[tuple[float, float]]] = {}
-        for place, runs in enumerate(values.values()):
-            for run in runs:
-                by_seed.setdefault(run.seed, []).append((place, score(run)))
-        for points in by_seed.values():
-            axis.plot(*zip(*points, strict=True), color="#bbbbbb", linewidth=0.8)
-        means = [fmean(map(score, runs)) for runs in values.values()]
-        axis.plot(range(len(means)), means, "o-", color=COLOURS[0])
+    axes = figure.subplots(1, len(found), squeeze=False)[0]
+    for axis, (name, values) in zip(axes, found.items(), strict=True):
+        columns = [[score(run) for run in runs] for runs in values.values()]
+        for scores in zip(*columns, strict=True):
+            axis.plot(range(len(scores)), scores, color="#bbbbbb", linewidth=0.8)
+        axis.plot(range(len(columns)), [*map(fmean, columns)], "o-", color=COLOURS[0])
         axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
         axis.set(xlabel=name, ylabel="score (bits per byte)")
         axis.grid(color="#dddddd", linewidth=0.6)
@@ -384,12 +454,33 @@ def make_settings_figure(found: Mapping[str, Mapping[float, list[Run]]]) -> Any:
     return figure
 
 
+# === How weights are stored ===
+
+
+def export_table(blocks: Blocks) -> str:
+    """Return a table: how much worse the stored model is than the trained weights, which the last
+    validation measured, and how many bytes it has."""
+    rows = []
+    for variant, runs in next(iter(blocks.values())).items():
+        pairs = [(run.validations[-1].val_bpb, score(run)) for run in runs if run.validations]
+        if len(pairs) < 2:
+            continue
+        before, after = zip(*pairs, strict=True)
+        test = t_test(before, after, by_seed=True)
+        words = f"{signed(test.difference)} ({signed(test.low)} to {signed(test.high)})"
+        sizes = [run.model_bytes for run in runs if run.model_bytes]
+        size = f"{fmean(sizes):,.0f}" if sizes else ""
+        rows.append([variant.label, f"{fmean(before):.4f}", f"{fmean(after):.4f}", words, size])
+    head = ["variant", "score before export", "score", "difference (95 % interval)"]
+    return table([*head, "artifact (bytes)"], rows)
+
+
 # === All ===
 
 
-def describe_repeats(runs: Sequence[Run]) -> str:
-    """Return in words how many runs of one configuration and seed were made more than once, and
-    whether they are equal: all their logged losses, and the score."""
+def describe_repeats(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield in words how many runs of one configuration and seed were made more than once, and
+    whether they are equal: all their logged losses, and the score. Nothing if there are none."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         key = repr((run.seed, sorted(run.conditions.items(), key=repr)))
@@ -403,90 +494,89 @@ def describe_repeats(runs: Sequence[Run]) -> str:
             if run.result
         }
         equal += len(losses) == 1
-    return (
-        f"{len(repeated)} runs were made two or more times, in different parts; {equal} of them "
-        "have the same losses and the same score to the last digit each time."
-    )
+    if repeated:
+        yield (
+            f"{len(repeated)} configurations were run two or more times with one seed, in "
+            f"different parts; for {equal} of them, all logged losses and the score are equal to "
+            "the last digit."
+        )
 
 
-def describe(folder: Path, out: Path, experiments: int) -> Iterator[str]:
-    """Yield the parts of the report, and write the plots. Raises ToolError if there are no runs."""
-    parts = {part: blocks for part in PARTS if (blocks := read_part(folder, part))}
+def describe(folder: Path, name: str, out: Path, experiments: int) -> Iterator[str]:
+    """Yield the paragraphs of the report, and write the plots. Raises ToolError if there are no
+    runs, or if a plot cannot be written."""
+    parts = {part: blocks for part in PARTS if (blocks := read_part(folder, name, part))}
     if not parts:
-        raise ToolError(f"{folder}: contains no finished runs of laptop.py; run laptop.py first")
+        words = f"contains no finished runs {name}-*.jsonl; run laptop.py first"
+        raise ToolError(f"{folder}: {words}")
     runs = {
         part: [run for each in blocks.values() for group in each.values() for run in group]
         for part, blocks in parts.items()
     }
     yield "Finished runs: " + ", ".join(f"{part} {len(found)}" for part, found in runs.items())
-    yield describe_repeats([run for found in runs.values() for run in found])
-    losses = {part: losses_of(blocks) for part, blocks in parts.items()}
-    published = read_published()
+    faults = dict.fromkeys(fault for part in runs.values() for fault in find_split_faults(part))
+    yield from (f"Note: {fault}" for fault in faults if "only a part" in fault)
+    yield from describe_repeats([run for found in runs.values() for run in found])
     if "noise" in parts:
         yield "## Noise"
-        yield from noise_tables(parts["noise"])
-        yield from noise_lines(parts["noise"], losses, experiments)
-    if losses.get("levers"):
-        yield "## Recipes"
-        yield levers_table(parts["levers"], published)
-        yield "Rank correlation of the published effects with the effects here:"
-        yield "\n".join(correlation_lines(losses["levers"], published))
-        path = out / "laptop-levers.png"
-        write_figure(lambda: make_levers_figure(parts["levers"], published), path)
-    if "settings" in parts and (found := curves(parts["settings"])):
-        yield "## Settings"
-        for name, values in found.items():
-            head = [name, "mean score", "above the best value", "seeds for which it is the best"]
-            yield table(head, [*curve_rows(values)])
-        write_figure(lambda: make_settings_figure(found), out / "laptop-settings.png")
-    if losses.get("export"):
+        yield noise_table(parts["noise"])
+        yield from noise_lines(parts, experiments)
+    if "recipes" in parts:
+        yield from describe_recipes(parts["recipes"], out / f"{name}-recipes.png")
+    if "settings" in parts:
+        yield from describe_settings(parts["settings"], out / f"{name}-settings.png")
+    if "export" in parts:
         yield "## Export"
-        yield levers_table(parts["export"], published)
+        yield export_table(parts["export"])
 
 
-def noise_lines(
-    blocks: Blocks, losses: Mapping[str, Sequence[Difference]], experiments: int
-) -> Iterator[str]:
-    """Yield which difference is found with how many seeds, and the simulation, for the number of
-    steps of the other parts: the middle one."""
-    block = [*blocks][len(blocks) // 2]
-    runs = blocks[block]
-    own = [loss for loss in losses["noise"] if loss.block == block]
-    if not own:
+def describe_recipes(blocks: Blocks, picture: Path) -> Iterator[str]:
+    published = read_published()
+    if not score_differences(blocks):
         return
-    spread = stdev(map(score, next(iter(runs.values()))))
-    spreads = {"not paired": (spread, False)}
-    spreads |= {f"paired, `{loss.variant.label}`": (loss.spread, True) for loss in own}
-    levers = [loss.spread for loss in losses.get("levers", []) if loss.spread]
-    if levers:
-        spreads["paired, the median recipe"] = median(levers), True
-    comparisons = max(len(losses.get("levers", [])), 2)
-    words = f"smallest difference found in 80 of 100 experiments, after {block[0][1]} steps"
-    yield f"{words} (bits per byte):"
-    yield seeds_tables(spreads, comparisons)
-    shapes = measured_shapes(blocks)
-    for seeds in (3, 5):
-        kinds = {"normal": None, f"as the {len(shapes)} measured ones here": shapes}
-        for kind, values in kinds.items():
-            share = false_positives(values, seeds, comparisons, experiments)
-            yield (
-                f"- {seeds} seeds, differences distributed {kind}: {100 * share:.1f} of 100 "
-                f"simulated experiments with {comparisons} equal variants call at least one of "
-                f"them different"
-            )
+    yield "## Recipes"
+    yield recipes_table(blocks, published)
+    if lines := [*correlation_lines(blocks, published)]:
+        yield "Rank correlation of the published effects with the effects at laptop size:"
+        yield "\n".join(lines)
+    draw(lambda: make_recipes_figure(blocks, published), picture)
+
+
+def describe_settings(blocks: Blocks, picture: Path) -> Iterator[str]:
+    found = find_curves(blocks)
+    if not found:
+        return
+    yield "## Settings"
+    [runs] = blocks.values()
+    config = next(iter(runs.values()))[0].config  # of the base
+    for setting, values in found.items():
+        head = [setting, "mean score", "minus the base (95 % interval)", "best for seeds"]
+        yield table(head, [*curve_rows(values, float(config[setting.lower()]))])
+    draw(lambda: make_settings_figure(found), picture)
+
+
+def draw(make: Callable[[], Any], path: Path) -> None:
+    """Write a plot. Raises ToolError if that fails; the reason was printed."""
+    if not write_figure(make, path):
+        raise ToolError(f"{path} was not written (see above)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("logs", type=Path, metavar="FOLDER", help="folder with the logs")
+    text = "beginning of the names of the logs (default: laptop)"
+    add("--name", default="laptop", metavar="NAME", help=text)
     text = "folder for the plots (default: the folder with the logs)"
     add("--out", type=Path, metavar="FOLDER", help=text)
     text = "simulated experiments for each share of false positives (default: 1000)"
     add("--experiments", type=int, default=1000, metavar="N", help=text)
     options = parser.parse_args(arguments)
+    if options.experiments < 1:
+        parser.error(f"--experiments {options.experiments} must be at least 1")
     out = options.out or options.logs
-    print("\n\n".join(describe(options.logs, out, options.experiments)), flush=True)
+    for paragraph in describe(options.logs, options.name, out, options.experiments):
+        print(f"{paragraph}\n", flush=True)
     return 0
 
 
