@@ -1,32 +1,47 @@
-"""Check whether an edited train_gpt.py still does what a run promises.
+"""Check whether an edited train_gpt.py still trains, resumes and scores correctly.
 
-    python3 tools/verify.py mine.py EMA_DECAY=0.9 ...    with the settings that turn your edit on
+    python3 tools/verify.py mine.py EMA_DECAY=0.9 ...
 
-verify.py runs the script several times on the CPU, with a tiny model and with data that it makes,
-and compares the runs. It prints a line for each property: `ok`, `note` (for you to judge) or
-`FAULT`. tools/README.md explains the properties.
+mine.py is the edited script. After it come the settings that turn your edit on.
+
+verify.py runs the script several times on the CPU, with a tiny model and with a small data set that
+verify.py makes, and compares the runs. For example, it checks that a run that was resumed from a
+checkpoint ends with the same weights as a run that was not interrupted. What it checks is called a
+property. verify.py prints a line for each property, but some properties have a line only if there
+is a fault. A line begins with one of these words:
+
+    ok       the script has this property
+    note     you have to judge whether the text of the line describes a mistake
+    FAULT    the script does not have this property; the next line says where to look
+
+tools/README.md explains the properties.
 
 Exit code: 0 no faults, 1 there is a fault or the script does not run, 2 wrong usage.
 """
 
-# This module reads the command line and prints. It imports judge.py, which imports torch, only when
-# the arguments are right, so that --help and a wrong file name are answered at once.
+# This module reads the command line and prints. Importing judge.py imports torch, which takes
+# seconds. So judge.py is imported only when the arguments are right; --help and errors of the
+# command line are then answered at once.
 
 import signal
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # python3 -P does not add it
+# With `python3 -P`, Python does not search this folder for modules such as cli.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cli
 
 HINTS_FILE = Path(__file__).with_name("hints.txt")
 
 
 def read_hints():
-    """Return [(property, words, what a fault means and where to look)] of hints.txt.
+    """Return the hints of hints.txt as a list of (property, words, hint).
 
-    A hint with words in brackets, as in `clock (fall below 0): ...`, is about the faults whose text
-    contains these words. A property's hint without words is about all its other faults."""
+    A hint is a text that says what a fault of this property means, and where to look for the
+    mistake. Each line of hints.txt is `property: hint` or `property (words): hint`, for example
+    `clock (fall below 0): ...`. A hint with words is only about faults whose text contains these
+    words. A hint without words is about all other faults of its property; `words` is then empty.
+    """
     hints = []
     for line in HINTS_FILE.read_text("utf-8").splitlines():
         head, text = line.split(": ", 1)
@@ -36,22 +51,31 @@ def read_hints():
 
 
 def find_hint(name, text):
-    """Return the hint for a fault of this property with this text. In hints.txt, a property's hints
-    with words are above the one without words, which fits every text."""
+    """Return the hint for a fault of the property `name`. text: the text of the fault.
+
+    The first line of hints.txt that fits is used. A hint without words fits every text, so in
+    hints.txt it must be the last hint of its property. Raises StopIteration if no hint fits.
+    """
     return next(hint for each, words, hint in read_hints() if each == name and words in text)
 
 
 def verdicts(script, settings, base=None, score_differs=False):
-    """Yield (property, "ok", "note" or "FAULT", text) for a script with these settings. Raises
-    ToolError if the script does not run."""
-    import judge  # slow to import
+    """Run the script with these settings, and yield the verdicts: tuples (property, kind, text).
+
+    The arguments, the kinds and the error are those of `judge.verdicts`.
+    """
+    import judge  # only here, because it is slow to import
 
     yield from judge.verdicts(script, settings, base, score_differs)
 
 
 def check_source(parser, name, wanted):
-    """End the program with one line if the file `name` is not a readable train_gpt.py. wanted: what
-    the user should give."""
+    """Check that the file `name` exists, defines a class Trainer, and can be compiled by Python.
+
+    If there is no such file, an error message is printed and the program ends with exit code 2.
+    wanted: what the message asks the user to give. Raises ToolError if the file has no class
+    Trainer, or has an error of syntax.
+    """
     path = Path(name)
     if not path.is_file():
         parser.error(f"{name}: there is no such file; give {wanted}")
@@ -62,7 +86,8 @@ def check_source(parser, name, wanted):
         )
     try:
         compile(source, name, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:  # a ValueError for a zero byte in older versions
+    except (SyntaxError, ValueError) as error:
+        # Older versions of Python raise a ValueError if the file contains a zero byte.
         line = getattr(error, "lineno", None)
         where = f"{name}, line {line}" if line else name
         shown = (getattr(error, "text", None) or "").strip()
@@ -107,7 +132,11 @@ def main(arguments):
 
 
 def print_verdicts(script, settings, base, score_differs):
-    """Print the verdicts and return the exit code."""
+    """Print each verdict as a line, and its hint below each FAULT. The last line says how many
+    faults there are.
+
+    Return the exit code: 1 if there is a fault, 0 if there is none.
+    """
     faults = 0
     for name, kind, text in verdicts(script, settings, base, score_differs):
         print(f"{kind:5} {name:10} {text}", flush=True)
@@ -119,6 +148,7 @@ def print_verdicts(script, settings, base, score_differs):
 
 
 if __name__ == "__main__":
-    # So that `finally` blocks end the runs and remove their folder.
+    # Without this handler, SIGTERM would end the program without running its `finally` blocks.
+    # These blocks end the processes of the tiny runs and remove their temporary folder.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))
