@@ -1,12 +1,26 @@
-"""Look at a tiny run of verify.py from the inside. These functions are called in the new processes.
+"""Observe tiny runs of an edited train_gpt.py from the inside, for verify.py.
 
-They use these parts of an edited train_gpt.py: Trainer.train_step, .train, .validate,
-.export_and_score, .batches, .groups, .parts, .config, .runtime, .step and .model;
-Validation.evaluate, BatchPlan.fill_xy, Clock.now_ms, Runtime.all_reduce, .compiles and
-.micro_steps; warm_up, seed_step, unpack, pack_and_write, log_score, write_results, mean_nats,
-KEEP_FLOAT_MAX_NUMEL, MIN_SCALE, "parts" of a checkpoint; and logits, forward, dtype and blocks of
-the model.
-This module builds on loading.py.
+verify.py runs the script in new processes. In each of them, it calls one of these functions, which
+loads the script, replaces some of its methods by methods that also write down what happens, and
+then starts the run. The functions whose names begin with `run_` make a whole run, or its beginning.
+`look_inside` does not train: it examines the model and the artifact of a run that has ended.
+
+What these functions find is written to files in the folder notes/ of the run (see `write_note`),
+which judge.py reads. (These files have nothing to do with the word `note` that verify.py prints.)
+
+The functions use the following names of an edited train_gpt.py, so an edit should keep them:
+
+Trainer             train_step, train, validate, export_and_score, batches, groups, parts, config,
+                    runtime, step, model
+Validation          evaluate
+BatchPlan           fill_xy
+Clock               now_ms
+Runtime             all_reduce, compiles, micro_steps
+the model           logits, forward, dtype, blocks, and a constructor with config and dtype
+functions           main, warm_up, seed_step, unpack, pack_and_write, log_score, write_results,
+                    mean_nats, report_failure (see loading.py)
+constants           KEEP_FLOAT_MAX_NUMEL (see loading.py), MIN_SCALE
+a checkpoint        its key "parts"
 """
 
 import datetime
@@ -35,52 +49,68 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-TRIALS = 12  # find_unused tries so many sets of weights
-FIRST_POSITIONS = 24  # find_sight tests so many positions at the beginning of a sequence
-RANDOM_POSITIONS = 12  # find_sight tests so many further positions
-FIT_NUMBERS = 100_000  # find_average uses about so many numbers of all weights
-REAL_DATETIME = datetime.datetime
-CONTROLS = 3  # the first token ids are control tokens: unknown, begin, end
+TRIALS = 12  # the largest number of sets of weights that find_unused tries
+FIRST_POSITIONS = 24  # find_sight tests this many positions at the beginning of a sequence
+RANDOM_POSITIONS = 12  # find_sight tests at most this many further positions, at random places
+FIT_NUMBERS = 100_000  # find_average uses at most this many numbers of the weights
+REAL_DATETIME = datetime.datetime  # the class, before speed_up_clocks replaces it
+# Number of control tokens. Their ids are the first ones: 0 stands for unknown text, 1 begins a
+# document, and 2 ends one.
+CONTROLS = 3
 
 
 def rank():
+    # Return the rank of this process.
     return int(os.environ.get("RANK", 0))
 
 
 def write_note(name, value):
-    """Write a value for verify.py, to notes/<name><rank>.json."""
+    """Write a value to the file notes/<name><rank>.json in the run's folder, for judge.py.
+
+    value: what JSON can hold.
+    """
     Path("notes").mkdir(exist_ok=True)
     Path("notes", f"{name}{rank()}.json").write_text(json.dumps(value))
 
 
 def random_states():
-    """Return checksums of the states of Python's, numpy's and torch's random number generators."""
+    """Return a list of three checksums: of the states of the random number generators of Python, of
+    NumPy and of torch."""
     _, numbers, *place = np.random.get_state()
     states = random.getstate(), (numbers.tolist(), place), torch.get_rng_state().tolist()
     return [zlib.crc32(repr(state).encode()) for state in states]
 
 
 def tensor_bytes(t):
-    """Return the bytes of a tensor of any dtype; numpy has no bfloat16."""
+    """Return the bytes of a tensor of any dtype.
+
+    The tensor is viewed as uint8 before it becomes a NumPy array, because NumPy has no bfloat16.
+    """
     return t.detach().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def model_checksum(model):
+    # Return a checksum of all parameters and buffers.
     state = [*model.parameters(), *model.buffers()]
     return zlib.crc32(b"".join(map(tensor_bytes, state)))
 
 
 def call_after(module, base, name, act):
-    """Make act(result, self, *arguments) follow each call of the method `name` of the class `base`
-    and its subclasses. act may return another result. If a method calls that of its base class,
-    act is called twice."""
+    """Change the method `name` of the class `base` and of its subclasses in a module: after each
+    call of the method, act(result, self, *arguments) is called.
+
+    act: a function. If it returns something other than None, the caller of the method gets that
+    instead of `result`. If a method of a subclass calls the same method of its base class, act is
+    called twice.
+    """
 
     def extended(method):
         signature = inspect.signature(method)
 
         def call(*arguments, **named):
             result = method(*arguments, **named)
-            given = signature.bind(*arguments, **named)  # some may have been given by name
+            # `given.args` contains also those arguments that were given by name.
+            given = signature.bind(*arguments, **named)
             other = act(result, *given.args)
             return result if other is None else other
 
@@ -93,8 +123,14 @@ def call_after(module, base, name, act):
 
 # === Whole runs ===
 def run_with_notes(script):
-    """Do the same as `python script`, and write notes on what the run does."""
-    opened = set()  # files that Python code opened
+    """Run the script as `python3 script` does, and write down what the run does. Return the exit
+    code.
+
+    The files in notes/ are those of `note_steps` and `note_values`, and these two:
+    opened     the paths of the files that Python code has opened since the script was loaded
+    counted    [number of bytes, number of targets] of the final score; [] if they are not known
+    """
+    opened = set()
 
     def note_opened(event, arguments):
         if event == "open" and isinstance(arguments[0], (str, bytes)):
@@ -107,16 +143,18 @@ def run_with_notes(script):
     module.Trainer.export_and_score = lambda run: [note_values(run), export(run)]
     sys.addaudithook(note_opened)
     code = module.main([], os.environ)
-    sys.settrace(None)  # see tinyruns.trace_lines
+    sys.settrace(None)  # the run has ended, so end the tracing that tinyruns.trace_lines began
     write_note("opened", sorted(opened))
     write_note("counted", sums[1:3])
     return code
 
 
 def speed_up_clocks():
-    """Make the clocks of Python's `time` and datetime.now() run 1,000 times as fast. What converts
-    the time by itself (time.localtime() without an argument) or measures other things
-    (resource.getrusage) is as before."""
+    """Make the clocks of Python's module `time`, and datetime.now(), run 1,000 times as fast.
+
+    A function that reads the time in C is as before, for example time.localtime() without an
+    argument. So is a function of another module, for example resource.getrusage().
+    """
 
     def sped_up(clock, *arguments):
         start = clock(*arguments)
@@ -133,14 +171,18 @@ def speed_up_clocks():
 
 
 class DatetimeKind(type):
-    """Lets isinstance(t, datetime) be true for times that were made without FastDatetime."""
+    """The metaclass of FastDatetime. It lets isinstance(t, datetime.datetime) be true also for an
+    object t of the real class datetime, after FastDatetime has replaced that class."""
 
     def __instancecheck__(cls, value):
         return isinstance(value, REAL_DATETIME)
 
 
 class FastDatetime(datetime.datetime, metaclass=DatetimeKind):
-    """A datetime whose now() and utcnow() follow time.time(), which may be replaced."""
+    """A datetime whose now() and utcnow() call time.time(), which `speed_up_clocks` has replaced.
+
+    The real methods read the time in C.
+    """
 
     @classmethod
     def now(cls, tz=None):
@@ -152,15 +194,29 @@ class FastDatetime(datetime.datetime, metaclass=DatetimeKind):
 
 
 def run_with_fast_clock(script):
+    # Do the same as run_with_notes, with clocks that run 1,000 times as fast.
     speed_up_clocks()
     return run_with_notes(script)
 
 
 def note_steps(module):
-    """Write a note after each step: a checksum of the weights, which optimizers stepped with which
-    rates, and whether random numbers were drawn. After the first step, also write which optimizer
-    trains which parameter, and the gradients that the optimizers got. Return a list to which each
-    step is added when it begins."""
+    """Change Trainer.train_step so that it writes down what each step does. Return a list to which
+    the Trainer's attribute `step` is added when a step begins.
+
+    The steps of the warm-up are written down, too. After each step, a line is added to the file
+    notes/steps<rank>.jsonl, with these keys:
+    crc              checksum of the weights and buffers after the step
+    stepped          [[name of an optimizer, its learning rates], ...] of the optimizers that have
+                     stepped; there is one learning rate for each parameter group
+    drawn            three bools, for the generators of Python, NumPy and torch: True if the step
+                     has drawn random numbers from it. That of torch is also True if a function of
+                     torch has got another torch.Generator
+    before, after    what `random_states` returns before and after the step
+
+    After the first step, two more files are written:
+    notes/trains<rank>.json    {name of a parameter: (the optimizer that trains it, its shape)}
+    notes/first<rank>.pt       {name of a parameter: the gradient that its optimizer got}
+    """
     step = module.Trainer.train_step
     seed_step = module.seed_step
     seeded_states = []
@@ -191,7 +247,8 @@ def note_steps(module):
 
         hook = register_optimizer_step_pre_hook(note_optimizer)
         generators = GeneratorSeeker()
-        # Modes change how a compiled model is traced.
+        # A mode, such as `generators`, would change how torch.compile traces the model. So a run
+        # that compiles has no mode.
         with nullcontext() if run.runtime.compiles else generators:
             step(run, *rest)
         hook.remove()
@@ -199,7 +256,9 @@ def note_steps(module):
         if is_first:
             write_note("trains", trains)
             torch.save(gradients, f"notes/first{rank()}.pt")
-        # Without seed_step, nothing is known of the three generators.
+        # `seeded_states` are the states after seed_step has set them at the beginning of the step.
+        # If the script does not call seed_step, it is not known whether numbers were drawn. Then
+        # `drawn` is False.
         drawn = [a != b for a, b in zip(seeded_states or after, after, strict=True)]
         drawn[2] = drawn[2] or generators.found
         note = {
@@ -218,8 +277,12 @@ def note_steps(module):
 
 
 class GeneratorSeeker(TorchFunctionMode):
-    """Notes whether a function of torch gets a torch.Generator. random_states() does not show what
-    an edit's own generator draws."""
+    """A mode whose attribute `found` says whether a function of torch was called with a
+    torch.Generator as an argument.
+
+    An edit may have a generator of its own. `random_states` does not show whether numbers are drawn
+    from it.
+    """
 
     def __init__(self):
         super().__init__()
@@ -231,12 +294,17 @@ class GeneratorSeeker(TorchFunctionMode):
 
 
 def has_generator(args, kwargs):
+    # Return True if one of the arguments of a call is a torch.Generator.
     return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
 
 
 def note_values(run):
-    """Write a note {attribute: the end of its text} of plain values and of collections: of the
-    Trainer, of the objects that it holds, and of the modules of the model."""
+    """Write the file notes/values<rank>.json with {name of an attribute: its value as text}.
+
+    It has attributes of the Trainer, of the objects that the Trainer holds, and of the modules of
+    the model. Only numbers, texts, None and collections without tensors are written. Of a long text
+    only the last 60 characters are written.
+    """
     things = {"Trainer": run}
     things |= {f"Trainer.{name}": thing for name, thing in vars(run).items() if name != "config"}
     things |= {f"model.{name}".rstrip("."): module for name, module in run.model.named_modules()}
@@ -244,8 +312,10 @@ def note_values(run):
     values = {}
     for owner, thing in things.items():
         for name, value in getattr(thing, "__dict__", {}).items():
+            # A value of another kind gets the text "tensor(", so that it is left out below.
             text = repr(value) if isinstance(value, kinds) else "tensor("
-            # Internals of modules and optimizers, and what a reader waited for last, may differ.
+            # These differ between runs although nothing is wrong: internals of modules and
+            # optimizers, and Pipeline.reading, which says what the reader thread waits for.
             is_other = name.startswith("_") or name in ("defaults", "reading")
             if not is_other and "tensor(" not in text:
                 values[f"{owner}.{name}"] = text[-60:]
@@ -253,9 +323,13 @@ def note_values(run):
 
 
 def run_with_step_clock(script, pace):
-    """Run with a clock that advances by `pace` seconds with each step, and faster on rank 1. So a
-    run with a time limit is repeatable. Other clocks of rank 1 are far ahead, which shows if the
-    script uses them."""
+    """Run the script with a training clock that advances by `pace` seconds with each step. Return
+    the exit code.
+
+    So a run with a time limit is repeatable. On rank 1 the training clock is 30 % faster, and all
+    other clocks are 1,000 times as fast. So if a script computes learning rates from the clock of
+    each rank, the two ranks have different learning rates.
+    """
     if rank():
         speed_up_clocks()
     module = load(script)
@@ -265,7 +339,11 @@ def run_with_step_clock(script, pace):
 
 
 def run_first_step(script):
-    """Make step 1 without random numbers of torch, and write a note of its gradients."""
+    """Run the script up to the end of step 1, with constants in place of random numbers of torch.
+
+    `note_steps` writes the gradients of the step. If the random numbers of an operation cannot be
+    replaced, its name is written to notes/not-replaced<rank>.json.
+    """
     module = load(script)
     note_steps(module)
     step = module.Trainer.train_step
@@ -283,8 +361,13 @@ def run_first_step(script):
 
 
 class WithoutRandomNumbers(TorchDispatchMode):
-    """Replace each random number by a constant, so that no result depends on shapes or ranks.
-    Raises NotImplementedError for an operation whose numbers it cannot replace."""
+    """A mode that replaces random numbers of torch by constants: numbers from a uniform
+    distribution by 0.5, those from a normal distribution by 0. Dropout does nothing.
+
+    With random numbers, the sequences of a batch would get other numbers if the batch had another
+    size or were on another rank. Raises NotImplementedError, with the name of the operation, if it
+    cannot replace the random numbers of an operation.
+    """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -293,10 +376,12 @@ class WithoutRandomNumbers(TorchDispatchMode):
         state = torch.get_rng_state()
         out = func(*args, **kwargs)
         if torch.equal(torch.get_rng_state(), state) and not has_generator(args, kwargs):
-            return out  # for example attention without dropout
+            return out  # it has drawn no numbers, for example attention without dropout
         name = func.overloadpacket.__name__.rstrip("_")
-        if name == "bernoulli":  # the mean, so that dropout does nothing
-            # Only bernoulli(probabilities) and bernoulli_() have no p.
+        if name == "bernoulli":
+            # Replace each number by its mean, which is the probability p. Dropout divides by this
+            # probability, so it does nothing then. If no argument is p, then p is the tensor in
+            # bernoulli(probabilities), and 0.5 in bernoulli_().
             is_in_place = func.overloadpacket.__name__ == "bernoulli_"
             p = args[1] if len(args) > 1 else kwargs.get("p", 0.5 if is_in_place else args[0])
             return out.copy_(torch.as_tensor(p))
@@ -310,15 +395,22 @@ class WithoutRandomNumbers(TorchDispatchMode):
 
 
 def run_counting_reads(script):
-    """Write a note {line: the steps in which the line made the host read a value that a device
-    computes}. On a GPU, the host would wait there."""
+    """Train, and write down in which lines of the script the host reads a value that the device
+    computes. On a GPU, the host would wait there.
+
+    The run ends after training. The files in notes/ are these:
+    reads        {number of a line: list of the steps in which the line made the host read a value}
+    uncounted    lines whose reads are not counted; see `script_line`
+    """
     F.one_hot = make_one_hot(F.one_hot)
     module = load(script)
     mode = ReadCounter(script)
     begin, step = module.Trainer.__init__, module.Trainer.train_step
 
     def make(run, *arguments):
-        with mode, DeviceMarks():  # optimizers may create numbers on the host
+        # The mode must see how tensors are created that would be on the host even in a run on a
+        # GPU, so that it can mark them. Optimizers may create such tensors here.
+        with mode, DeviceMarks():
             begin(run, *arguments)
 
     def train_step(run, *rest):
@@ -338,8 +430,12 @@ def run_counting_reads(script):
 
 
 def make_one_hot(one_hot):
-    """Return the same function as torch's one_hot. With a number of classes, torch's function reads
-    its argument on a CPU, to check it, but not on a GPU; the returned one never does."""
+    """Return a function that returns the same as torch's function `one_hot`.
+
+    If the number of classes is given, torch's function checks on a CPU that no class is larger. To
+    do so it reads its argument, which it does not do on a GPU. The returned function does not read
+    its argument, so that this is not counted as a read.
+    """
 
     def one_hot_without_check(tensor, num_classes=-1):
         if num_classes < 0:
@@ -350,12 +446,21 @@ def make_one_hot(one_hot):
 
 
 class ReadCounter(TorchDispatchMode):
-    """Notes in which lines of the script values of tensors are read in a step.
+    """A mode that records in which lines of the script, and in which steps, the host reads values
+    of tensors.
 
-    What is computed only from new tensors without a device, for example from torch.rand(1), is on
-    the host on a GPU, too. Such tensors are marked, and reading them does not count; see
-    `DeviceMarks`."""
+    In this run all tensors are on the CPU, so the mode must find out which of them would be on a
+    GPU. If a tensor is created without a device, as by torch.rand(1), it is on the host even in a
+    run on a GPU. So is what is computed only from such tensors. These tensors get the attribute
+    made_on_host, and reading them does not count. See also `DeviceMarks`.
 
+    step         number of the current step; 0: training has not begun, so no reads are counted
+    reads        {number of a line: set of the steps in which it made the host read a value}
+    uncounted    set of lines whose reads are not counted; see `script_line`
+    """
+
+    # Operations for which the host reads a value of a tensor. Many of them have a result whose
+    # size depends on the values.
     OPERATIONS = {
         "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim",
         "unique_consecutive", "equal", "bincount",
@@ -366,22 +471,26 @@ class ReadCounter(TorchDispatchMode):
         self.script = str(script)
         self.step = 0
         self.reads = {}
-        self.uncounted = set()  # lines that read below a function that asks for the kind of device
-        # On a CPU these are no operations.
+        self.uncounted = set()
+        # __torch_dispatch__ does not see that these methods read a tensor on a CPU, so they are
+        # replaced by methods that count.
         names = "tolist", "numpy", "cpu", "to"
         self.methods = {name: getattr(torch.Tensor, name) for name in names}
         for name, method in self.methods.items():
             setattr(torch.Tensor, name, self.counting(method))
 
     def restore(self):
-        """Set the methods of torch.Tensor that were replaced."""
+        """Give torch.Tensor its own methods again."""
         for name, method in self.methods.items():
             setattr(torch.Tensor, name, method)
 
     def counting(self, method):
+        # Return a method that does the same as a method of torch.Tensor, and counts the call as a
+        # read if this mode is active.
         def read(tensor, *arguments, **named):
             is_active = torch.utils._python_dispatch._get_current_dispatch_mode() is self
-            # x.to(device) is not counted, because on a GPU it may be a copy to the device.
+            # x.to("cpu") is counted. x.to(device) is not: on a GPU it may be a copy to the device,
+            # for which the host does not wait.
             texts = [value for value in (*arguments, *named.values()) if isinstance(value, str)]
             reads = method is not self.methods["to"] or "cpu" in texts
             if is_active and reads and not hasattr(tensor, "made_on_host"):
@@ -391,6 +500,7 @@ class ReadCounter(TorchDispatchMode):
         return read
 
     def note(self):
+        # Record a read in the line of the script that is being executed.
         line, depends_on_device = script_line(self.script)
         if self.step and depends_on_device:
             self.uncounted.add(line)
@@ -401,11 +511,16 @@ class ReadCounter(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         given = [t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)]
         name = func.overloadpacket.__name__
+        # on_host: the result would be on the host even in a run on a GPU. That is so if all inputs
+        # would be there, or if there are no inputs. lift_fresh is the last operation of
+        # torch.tensor; its input has no mark.
         on_host = name == "lift_fresh" or all(hasattr(t, "made_on_host") for t in given)
+        # x[mask] has as many rows as the mask has true values, so the host must count them.
         has_mask = name in ("index", "index_put_") and any(
             t is not None and t.dtype == torch.bool for t in args[1]
         )
-        # x[mask] = 0 is not such a read: a number of the host is filled in where the mask is true.
+        # For x[mask] = 0, nothing must be counted: where the mask is true, the device fills in a
+        # number of the host.
         fills = name == "index_put_" and args[2].numel() == 1 and hasattr(args[2], "made_on_host")
         counts_trues = has_mask and not fills
         if not on_host and (counts_trues or name in self.OPERATIONS):
@@ -414,14 +529,18 @@ class ReadCounter(TorchDispatchMode):
             if torch.is_tensor(t):
                 if on_host:
                     t.made_on_host = True
-                elif hasattr(t, "made_on_host"):  # a device's value was written into it
+                elif hasattr(t, "made_on_host"):
+                    # The operation has written a value of the device into the tensor.
                     del t.made_on_host
         return out
 
 
 class DeviceMarks(TorchFunctionMode):
-    """Removes the mark made_on_host from new tensors for which the script names a device, such as
-    torch.rand((), device=x.device). ReadCounter cannot see whether a device was named."""
+    """A mode that removes the mark made_on_host from a new tensor if the script has given a
+    torch.device for it, as in torch.rand((), device=x.device).
+
+    ReadCounter has set the mark, because it cannot see whether a device was given.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -433,13 +552,19 @@ class DeviceMarks(TorchFunctionMode):
 
 
 class CompileCounter:
-    """Replaces torch.compile: nothing is compiled, but what would be is noted."""
+    """Replaces torch.compile. A function is traced as by torch.compile, but no code is generated.
+    What would be compiled is recorded.
+
+    place: what the run is doing, such as "step 5". While it is empty, compiling is allowed and is
+    not recorded. found: list of (place, number of a line of the script, why it is compiled again).
+    The reason is a message of torch; it is empty if there is none.
+    """
 
     def __init__(self, script):
         self.script = str(script)
-        self.place = ""  # what the run does; empty: something that may compile
-        self.found = []  # [(place, line of the script, why it is compiled again)]
-        self.reasons = []
+        self.place = ""
+        self.found = []
+        self.reasons = []  # what torch has logged about recompiling since `backend` was last called
         self.compile = torch.compile
         torch.compile = self.replacement
         torch._logging.set_logs(recompiles=True)
@@ -448,10 +573,13 @@ class CompileCounter:
         logging.getLogger("torch._dynamo.guards.__recompiles").addHandler(handler)
 
     def replacement(self, model=None, **named):
+        # What the script calls as torch.compile. Arguments that decide what is traced are kept.
         kept = {name: named[name] for name in named.keys() & {"fullgraph", "dynamic", "disable"}}
         return self.compile(model, backend=self.backend, **kept)
 
     def backend(self, graph, _):
+        # torch.compile calls this function with each graph that it has traced. It returns the
+        # function that executes the graph, here without compiling it.
         line, depends_on_device = script_line(self.script)
         if self.place and not depends_on_device:
             self.found.append((self.place, line, self.reasons[-1] if self.reasons else ""))
@@ -460,10 +588,14 @@ class CompileCounter:
 
 
 def script_line(script):
-    """Return the number of the script's line that is being executed, 0 if there is none; and
-    whether a function that asks for the kind of device has called it, so that on a GPU another one
-    may be called. train_step and the methods of the whole model are not meant: they may name a
-    device for another reason, such as torch.autocast("cuda")."""
+    """Return (the number of the line of the script that is being executed, depends_on_device).
+
+    The number is 0 if train() or warm_up() has called no other function of the script.
+    depends_on_device is True if one of the called functions asks for the kind of device, for
+    example by `x.is_cuda`. On a GPU, such a function may call something else, so it is not known
+    whether the line would be executed. train_step and the methods of the whole model are left out:
+    they may contain the name of a device for another reason, such as torch.autocast("cuda").
+    """
     line = 0
     depends_on_device = False
     frame = sys._getframe()
@@ -480,19 +612,27 @@ def script_line(script):
 
 
 def texts(code):
+    # Return the texts that a code object contains as constants.
     return {each for each in code.co_consts if isinstance(each, str)}
 
 
 def run_compiled(script):
-    """Train and validate with a CompileCounter, and write a note of what is compiled after the
-    warm-up. Only the first validation may compile, and without a warm-up the first step."""
+    """Train and validate, and write to notes/compiled<rank>.json what torch.compile would compile
+    after the warm-up: the list `found` of a CompileCounter. The run ends after training.
+
+    The first step and the first validation may compile. If there is a warm-up, the first step is a
+    step of the warm-up.
+    """
     counter = CompileCounter(script)
     module = load(script)
-    begun = []  # what the run has done
+    begun = []  # for each step and validation so far, the name that `within` has got
 
     def within(method, name):
+        # Return a method that does the same, and sets counter.place while it runs. The method's
+        # first call may compile, so the place is empty then. name: such as "step {}", where {}
+        # stands for the number of the step
         def call(run, *arguments):
-            again = name in begun  # the first of a kind may compile
+            again = name in begun
             begun.append(name)
             counter.place = name.format(run.step + 1) if again else ""
             method(run, *arguments)
@@ -506,7 +646,7 @@ def run_compiled(script):
 
     kind = module.Trainer
     warm_up = module.warm_up
-    # What the warm-up compiles is what it is for.
+    # The warm-up is there to compile, so forget what it has compiled.
     module.warm_up = lambda run: [warm_up(run), counter.found.clear()]
     kind.train_step = within(kind.train_step, "step {}")
     kind.validate = within(kind.validate, "a validation")
@@ -515,10 +655,13 @@ def run_compiled(script):
 
 
 def run_with_opposite_results(script):
-    """Run with validations that report the opposite. No weight may depend on them."""
+    """Run the script with validations that return a low loss where the loss is high, and the other
+    way round. Return the exit code. No weight may depend on the results of validations."""
     module = load(script)
 
     def opposite(result, *_):
+        # This function may be called twice for a validation; see `call_after`. A loss of 50 nats or
+        # more has already been replaced.
         loss, bpb, *rest = result
         return (100 - loss, 100 - bpb, *rest) if loss < 50 else result
 
@@ -528,14 +671,27 @@ def run_with_opposite_results(script):
 
 # === The model with a run's artifact ===
 def look_inside(script, look, full):
-    """Load the artifact of the run in folder `full` into the model, and write a note with the facts
-    that look(module, run, stored) returns."""
+    """Load the artifact of another run into the model, examine weights and artifact, and end.
+
+    full: the folder of the other run, which has saved a checkpoint after each step. The dict of all
+    that was found is written to notes/facts<rank>.json. Its entries are
+    - "foreign": names of the tensors in the artifact that the model does not have;
+    - "gaps" and "shifts": see `find_gaps` and `find_shifts`;
+    - what find_untrained, find_average and find_score_loss return;
+    - what look(module, run, stored) returns. look: a function. module: the script. run: its
+      Trainer, which has not trained. stored: {name: tensor} as `unpack` returns it.
+
+    If `unpack` fails, the dict is {"unpack": the error as text}.
+    """
     module = load(script)
 
     @torch.no_grad()
     def train(run):
+        # The initial weights, those that the other run has exported, and those in its artifact.
         begun = {name: p.clone() for name, p in run.model.named_parameters() if p.requires_grad}
         exported = torch.load(full / "final_model.pt", "cpu", weights_only=True)
+        # unpack() needs shapes and dtypes. It gets zeros, so that it cannot return the weights
+        # without reading them from the artifact.
         shapes = {name: torch.zeros_like(t) for name, t in exported.items()}
         try:
             stored = module.unpack((full / "final_model.int8.ptz").read_bytes(), shapes)
@@ -552,7 +708,8 @@ def look_inside(script, look, full):
         facts |= find_untrained(run, begun, after[-1], exported)
         facts |= find_average([begun, *after], exported)
         facts |= find_score_loss(run, after)
-        # Training losses may need a tensor that the artifact leaves out. It has its trained values.
+        # find_facts computes training losses, for which the model may need a tensor that the
+        # artifact leaves out. Such a tensor keeps the value that it had after the last step.
         run.model.load_state_dict(after[-1] | exported, strict=False)
         run.model.load_state_dict(present, strict=False)
         facts |= look(module, run, stored)
@@ -564,15 +721,18 @@ def look_inside(script, look, full):
 
 
 def is_left_out(t):
-    """Return whether a tensor of unpack() was not stored, in which case all its numbers are nan."""
+    """Return True if a tensor that unpack() returns was not stored in the artifact. All its numbers
+    are nan then."""
     return t.is_floating_point() and t.numel() > 0 and bool(t.isnan().all())
 
 
 def find_gaps(stored, exported, least=0.0):
-    """Return {name: the distance of a stored tensor from the exported one, relative to its norm}.
+    """Return {name: norm of (stored tensor - exported tensor), divided by the exported one's norm}.
 
-    Differences up to least / 2 are rounding of the format and do not count: after a few steps with
-    low learning rates, weights may be as small as that.
+    stored, exported: {name: tensor}. least: the smallest distance that two values of a quantized
+    tensor can have. Rounding changes each number by up to least / 2, so this much of each
+    difference does not count: after a few steps with low learning rates, the weights themselves may
+    be as small as that.
     """
     gaps = {}
     for name, t in exported.items():
@@ -584,12 +744,20 @@ def find_gaps(stored, exported, least=0.0):
 
 
 def find_shifts(stored, exported):
-    """Return {name: how much of the stored matrix's error is the same everywhere}: 1 if all numbers
-    are shifted by the same amount, about 0 if they are rounded.
+    """Return {name: the shift of a stored matrix}: 1 if packing has shifted all its numbers by the
+    same amount, and about 0 if it has only rounded them.
 
-    What an error has in common with the weights themselves, for example if small weights are stored
-    as 0, is no shift. Nothing can be said of a row whose weights are closer together than the
-    stored levels: rounding may then move all of them in the same direction."""
+    stored, exported: {name: tensor}. The error of a matrix is the stored minus the exported matrix.
+    Its shift is the mean of the error, divided by the error's root mean square. Matrices with fewer
+    than 500 numbers and matrices with a tiny error are left out.
+
+    An error that depends on the weights is no shift, for example if small weights are stored as 0.
+    So the part of the error that is a linear function of the weights is subtracted first.
+
+    If the weights in a row are closer together than two values that can be stored, rounding may
+    move all of them in the same direction. This looks like a shift, so the result is 0 if the
+    weights in most rows are that close together.
+    """
     shifts = {}
     for name, t in exported.items():
         if t.ndim < 2 or t.numel() < 500 or name not in stored or stored[name].shape != t.shape:
@@ -602,10 +770,14 @@ def find_shifts(stored, exported):
             shift = error.mean()
             width = spread.square().mean().sqrt()
             if weights.mean().abs() <= 2 * width:
-                # The error of a weight of 0. If all weights are far from 0, it is too uncertain.
+                # Fit a straight line to the error as a function of the weight, and take its value
+                # at a weight of 0. If all weights are far from 0, this value is too uncertain, and
+                # the mean of the error is used.
                 slope = (error * spread).sum() / spread.square().sum().clamp(min=1e-30)
                 shift = shift - slope * weights.mean()
-            # Without the largest errors, which are those of clipped weights.
+            # Estimate the distance of two values that can be stored: rounding errors are spread
+            # evenly over this distance. The largest and the smallest 5 % of the errors are left
+            # out, because they may be those of clipped weights.
             low, high = np.quantile(error.numpy(), (0.05, 0.95))
             level = max(float(high - low) / 0.9, float(size))
             in_rows = t.double().flatten(0, -2).std(-1, correction=0).median()
@@ -614,9 +786,17 @@ def find_shifts(stored, exported):
 
 
 def find_average(states, exported):
-    """Return the share that each of the `states` (the initial weights, and those after each step)
-    has in the exported weights, by least squares; and the rest that this does not explain, relative
-    to the way that training went."""
+    """Find the weighted sum of the states that is nearest to the exported weights (least squares).
+    If these are an average of the weights after several steps, its factors are found.
+
+    states: the initial weights and the weights after each step, each as {name: tensor}. Return a
+    dict, which is empty if there are no weights to compare:
+    average       the factor of each state in the sum
+    last_equal    for each state, the index of the last state that is equal to it. Of equal states,
+                  only the last one has a factor; that of the other ones is 0
+    rest          distance between the sum and the exported weights, divided by the distance between
+                  the first and the last state
+    """
     names = [name for name in states[0] if all(name in each for each in (*states, exported))]
     names = [name for name in names if len({each[name].shape for each in states}) == 1]
     names = [name for name in names if exported[name].shape == states[0][name].shape]
@@ -627,11 +807,12 @@ def find_average(states, exported):
         column = torch.cat([each[name].detach().double().flatten() for name in names])
         columns.append(column[:: 1 + len(column) // FIT_NUMBERS])
     *columns, wanted = columns
-    # Steps at a rate of 0 leave equal weights. Only the last of equal ones gets a share.
+    # A step with a learning rate of 0 does not change the weights, so states may be equal.
     last_equal = []
     for column in columns:
         equal = [i for i, other in enumerate(columns) if torch.equal(column, other)]
-        last_equal.append(equal[-1] if equal else len(last_equal))  # none are equal with a nan
+        # If a state contains nan, it is not even equal to itself.
+        last_equal.append(equal[-1] if equal else len(last_equal))
     different = sorted({*last_equal})
     matrix = torch.stack([columns[i] for i in different], 1)
     way = float((columns[-1] - columns[0]).norm())
@@ -643,10 +824,13 @@ def find_average(states, exported):
 
 
 def find_score_loss(run, after):
-    """Return losses of the sequences of the last training step that follow from the logits, in eval
-    mode and with the weights from before that step: with the buffers from before the step, and, if
-    they differ, with those from after it, because a step may set a buffer before it uses it. after:
-    the state after each step."""
+    """Compute the loss of the sequences of the last training step from the logits, in eval mode and
+    with the weights from before that step. Return {"score_losses": list of losses}.
+
+    If the model has buffers in its state, there are two losses: with the buffers from before the
+    step, and with those from after it, because a step may set a buffer before it uses it. Return {}
+    if the losses cannot be computed. after: the model's state after each step.
+    """
     buffers = {name: after[-1][name] for name, _ in run.model.named_buffers() if name in after[-1]}
     states = [after[-2], after[-2] | buffers]
     losses = []
@@ -663,21 +847,30 @@ def find_score_loss(run, after):
                 nats.append(float(F.cross_entropy(logits, y.flatten())))
             losses.append(sum(nats) / len(nats))
         return {"score_losses": losses}
-    except Exception:  # the edited functions may have other arguments
+    except Exception:  # for example because `logits` has other arguments in an edited script
         return {}
     finally:
         run.step = 0
 
 
 def find_untrained(run, begun, trained, exported):
-    """Return the names of weights that training does not change, and of weights that training
-    changes but that are exported with their initial values."""
+    """Find weights that are not trained, or not trained in the usual way. Return a dict of lists:
+    untrained    texts: the names of weights that training does not change, of weights that are in
+                 two optimizers, and a description of each tensor that an optimizer trains although
+                 it belongs to no part of the Trainer
+    kept         names of weights that training changes, but that are exported with their initial
+                 values
+
+    begun, trained, exported: {name: tensor} of the initial weights, of those after the last step,
+    and of the exported ones.
+    """
     names = [name for name in begun if name in exported and begun[name].numel()]
     unchanged = [name for name in names if torch.equal(begun[name], exported[name])]
     kept = [
         name for name in unchanged if not torch.equal(begun[name], trained.get(name, begun[name]))
     ]
-    held = [p for group in run.groups for p in group["params"]]  # by the optimizers
+    held = [p for group in run.groups for p in group["params"]]  # all that the optimizers train
+    # {name of a parameter: how often it is in an optimizer}
     times = {name: sum(p is q for q in held) for name, p in run.model.named_parameters()}
     no_one = "no torch.optim.Optimizer of Trainer.parts has it"
     untrained = []
@@ -685,7 +878,8 @@ def find_untrained(run, begun, trained, exported):
         if name not in kept:
             untrained.append(name if times[name] else f"{name} ({no_one})")
     untrained += sorted(f"{name} (in two optimizers)" for name, n in times.items() if n > 1)
-    # A module beside the model, which is saved as a part of its own, may be trained, too.
+    # A part of the Trainer other than the model may be a module with parameters of its own, and an
+    # optimizer may train these. A tensor belongs to a part if the part's state_dict has it.
     saved = tree_leaves([part.state_dict() for part in run.parts.values()])
     places = {t.data_ptr() for t in saved if torch.is_tensor(t)}
     others = [p for p in held if p.data_ptr() not in places]
@@ -695,7 +889,21 @@ def find_untrained(run, begun, trained, exported):
 
 
 def find_facts(module, run, stored, length):
-    """Return the facts that verify.py judges in model_verdicts and score_verdicts."""
+    """Return a dict of what judge.model_verdicts judges: the logits, the score, and on what they
+    depend. It is a `look` function; see `look_inside`.
+
+    length: the script's own TRAIN_SEQ_LEN, which is longer than the tiny sequences of the runs.
+    These are the keys:
+    nats        mean loss in nats of all targets of the validation set, computed from the logits
+    targets     number of targets of the validation set
+    tensors     number of tensors that are stored in the artifact
+    counted     [number of bytes, number of targets] of the script's own score
+    wide        see `find_wide`
+    batch       see `compare_losses`
+    sight       see `find_sight`. If it was not possible to build a model for sequences of `length`
+                tokens, tiny sequences were examined, and sight["short"] says why
+    twice, unused    see `find_unused`
+    """
     model = run.model
     model.eval()
     tokens = val_tokens(run)
@@ -711,6 +919,7 @@ def find_facts(module, run, stored, length):
     facts["batch"] = compare_losses(run)
     model.eval()
     torch.manual_seed(0)
+    # The weights are random from here on.
     randomize(model)
     try:
         longer = type(model)(replace(run.config, train_seq_len=length), model.dtype).eval()
@@ -718,7 +927,7 @@ def find_facts(module, run, stored, length):
         randomize(longer)
         rows = tokens.repeat(1 + 2 * length // len(tokens))[: 2 * length].view(2, length)
         facts["sight"] = find_sight(longer, rows, run.config.vocab_size)
-    except Exception as error:  # the edited model may be built in another way
+    except Exception as error:  # for example because the edited model has another constructor
         sight = find_sight(model, x[:2], run.config.vocab_size)
         facts["sight"] = sight | {"short": repr(error)[:200]}
     facts |= find_unused(model, x, present, run.config.vocab_size)
@@ -726,21 +935,32 @@ def find_facts(module, run, stored, length):
 
 
 def val_path(run):
+    # Return the path of the validation shard.
     return Path(run.config.data_path, VAL)
 
 
 def val_tokens(run):
+    # Return all tokens of the validation shard, as an int64 tensor.
     return torch.from_numpy(read_shard(val_path(run)).astype(np.int64))
 
 
 def randomize(model):
-    """Add noise to all parameters: zeros would hide what depends on what."""
+    """Add random numbers to all parameters.
+
+    Some parameters are 0, for example the initial weights of an output projection. With them, the
+    logits would not depend on tokens or tensors on which they depend otherwise.
+    """
     for p in model.parameters():
         p.add_(torch.randn_like(p), alpha=0.3)
 
 
 def score_artifact(module, run, stored):
-    """Return the run's own final score, in mean nats, of an artifact that holds `stored`."""
+    """Let the run compute its own final score of a model with the weights `stored`.
+
+    Return the score in nats per target. The functions that export_and_score calls are replaced: it
+    packs nothing, gets `stored` in place of an unpacked artifact, logs no score and writes no
+    files.
+    """
     found = []
     names = run.model.state_dict().keys() & stored.keys()
     module.seed_step(0, 0)
@@ -753,10 +973,12 @@ def score_artifact(module, run, stored):
 
 
 def record_sums(module):
-    """Return a list that always holds the sums of the last evaluation: nats, bytes, targets, ..."""
+    """Return a list that is updated by each evaluation. After it, the list has the sums over all
+    ranks of nats, bytes and targets (and more). Before the first evaluation it is empty."""
     sums = []
 
     def note(_, _runtime, tensor):
+        # A float64 tensor with more than three numbers is that of Validation.evaluate.
         if tensor.dtype == torch.float64 and tensor.numel() > 3:
             sums[:] = tensor.tolist()
 
@@ -765,8 +987,12 @@ def record_sums(module):
 
 
 def compare_losses(run):
-    """Return the numbers of targets of some training sequences, the training loss of all of them
-    together, and the mean of the training losses of each one."""
+    """Compare the training loss of several sequences in one batch with the losses of each of them
+    alone. Return a dict, which is empty if the losses cannot be computed:
+    targets    list of the number of targets in each sequence
+    loss       training loss of all sequences in one batch
+    mean       mean of the training losses of each sequence alone
+    """
     try:
         with closing(run.batches()) as batches:
             copies = [(batch.x.clone(), batch.y.clone()) for batch in islice(batches, 4)]
@@ -775,14 +1001,17 @@ def compare_losses(run):
         with WithoutRandomNumbers():
             losses = [float(run.model(x[i : i + 1], y[i : i + 1])) for i in range(len(x))]
             loss = float(run.model(x, y))
-    except Exception:  # forward may have other arguments
+    except Exception:  # for example because `forward` has other arguments in an edited script
         return {}
     return {"targets": (y >= 0).sum(1).tolist(), "loss": loss, "mean": sum(losses) / len(losses)}
 
 
 def find_wide(module, run, stored):
-    """Run the model in bfloat16. Return the blocks whose output is float32, and the dtype of the
-    score; or a text that says why the model did not run."""
+    """Build a new model whose activations are bfloat16, and run it.
+
+    Return {"wide": {"blocks": numbers of the blocks whose output is float32, "score": name of the
+    dtype of the score}}. If the model does not run, return {"wide": the error as text}.
+    """
     x = val_tokens(run)[None, : run.config.train_seq_len]
     wide = []
 
@@ -796,25 +1025,33 @@ def find_wide(module, run, stored):
         for number, block in enumerate(model.blocks):
             block.register_forward_hook(lambda _, __, out, number=number: note(number, out))
         nats = module.mean_nats(model, x.clone(), x.clone())
-    except Exception as error:  # the model may have no blocks, or may need CUDA
+    except Exception as error:  # for example because the model has no blocks, or needs CUDA
         return {"wide": repr(error)[:200]}
     return {"wide": {"blocks": sorted({*wide}), "score": str(nats.dtype)}}
 
 
 def find_sight(model, x, vocab_size):
-    """Return which positions of two sequences, counted through both, have logits that change with
-    later tokens ("leaks"), and which have logits that do not depend on their own token ("ignored");
-    or "random", if equal calls return different logits. x: (2, length)"""
+    """Find out on which tokens the logits depend.
+
+    x (2, length): two sequences. A position is the index of a token in both sequences, one after
+    the other, so from 0 to 2 * length - 1. Only some positions are tested. Return a dict:
+    leaks      each position p with this property: if all tokens after p are changed, a logit at p
+               or before p changes
+    ignored    positions whose logits do not depend on their own token
+    length     number of tokens of a sequence
+    random     True if two equal calls return different logits, in which case nothing is tested;
+               otherwise, the dict does not have this key
+    """
     length = x.size(1)
     last = 2 * length - 1
     positions = {*range(FIRST_POSITIONS), length // 2, length - 2, length - 1, length, last - 1}
     positions |= {*torch.randint(last, (RANDOM_POSITIONS,)).tolist()}
-    positions &= {*range(last)}  # sequences may be shorter than FIRST_POSITIONS
+    positions &= {*range(last)}  # if sequences are short, some of these positions do not exist
     plain = model.logits(x.clone()).flatten(0, 1)
     if not torch.equal(model.logits(x.clone()).flatten(0, 1), plain):
         return {"leaks": [], "ignored": [], "length": length, "random": True}
-    # With other tokens, attention inside documents multiplies matrices of other shapes, so that
-    # sums are rounded differently.
+    # In an edit with attention inside documents only, other tokens may mean documents of other
+    # lengths, and so matrices of other shapes. Then sums are rounded differently. This is no leak.
     rounding = 1e-5 * max(1.0, plain.abs().max().item())
     leaks = []
     ignored = []
@@ -822,7 +1059,8 @@ def find_sight(model, x, vocab_size):
         changed = x.flatten().clone()
         changed[position + 1 :] = torch.randint(vocab_size, (last - position,))
         gap = model.logits(changed.view_as(x)).flatten(0, 1)[: position + 1] - plain[: position + 1]
-        if not gap.abs().max() < rounding:  # true for nan, too
+        # The condition is also true if the gap is nan.
+        if not gap.abs().max() < rounding:
             leaks.append(position)
         changed = x.flatten().clone()
         changed[position] = (changed[position] + 1) % vocab_size
@@ -832,9 +1070,13 @@ def find_sight(model, x, vocab_size):
 
 
 def find_unused(model, x, stored, vocab_size):
-    """Return the names of tensors that are stored twice, or that have no effect on logits.
+    """Find tensors of the artifact that need not be stored. Return a dict of two lists of names:
+    twice     tensors of the model that share memory with another tensor, so both are stored
+    unused    tensors that have no effect on the logits. Tensors of integers are not tested
 
-    With one set of weights, routing may never choose a tensor, so several sets are tried."""
+    stored: {name: tensor} of the artifact. A mixture of experts may use an expert for no token.
+    With other weights and tokens it may use the expert, so up to TRIALS sets of weights are tried.
+    """
     state = model.state_dict()
     addresses = set()
     twice = []
@@ -858,10 +1100,16 @@ def find_unused(model, x, stored, vocab_size):
     return {"twice": twice, "unused": names}
 
 
-# === Tests of the final score: the validation split is changed, targets are hidden ===
+# === Tests of the final score: they change the validation shard and leave out targets ===
+# A target that is set to -100 is not scored. The tests are `look` functions; see `look_inside`.
 def find_late(module, run, stored):
-    """Return pairs [n, by how much the nats of the first n targets change with later tokens]. The
-    later tokens occur nowhere before, and their targets are hidden."""
+    """Find out whether the losses of targets change with the tokens that follow them.
+
+    Return {"late": list of [n, change]}. n: number of targets that are scored, from the first one
+    on. change: difference between the sums of their losses, in nats, with two different choices of
+    all later tokens. There are up to four n. All later tokens have token ids that do not occur
+    before, so that they can be recognized; they are inputs, but they are not scored as targets.
+    """
     tokens = read_shard(val_path(run))
     draw = np.random.default_rng(0).choice
     sums = record_sums(module)
@@ -879,28 +1127,33 @@ def find_late(module, run, stored):
             write_shard(val_path(run), np.append(tokens[:end], draw(late, len(tokens) - end)))
             score_artifact(module, run, stored)
             seen.append(sums[:3])
-        # A score that does not take its targets from fill_xy() cannot be tested in this way.
+        # If more targets were scored, the scorer does not take its targets from fill_xy(). Then it
+        # cannot be tested in this way.
         if seen and all(each and each[2] < end for each in seen):
             found.append([end - 1, abs(seen[0][0] - seen[1][0])])
     return {"late": found}
 
 
 class TargetChooser:
-    """Hides targets of the validation split from the score.
+    """Chooses which targets of the validation set are scored. The other ones are set to -100.
 
-    choice: which ones are scored: the "first" or the "last" one alone, "others": all but the last,
-    or "all".
+    The attribute `choice` says which ones are scored: "first": only the first one of the validation
+    set, "last": only the last one, "others": all but the last one, "all": all.
     """
 
     def __init__(self, module):
         self.choice = "all"
-        self.batches = set()  # the first sequence of each scored batch
-        self.chosen = set()  # values of the first or last target, as the score sees it
+        self.batches = set()  # for each batch so far, the number of its first sequence
+        # Values of the first target (if that is the choice) or of the last target, as fill_xy has
+        # set them. There should be one value.
+        self.chosen = set()
         call_after(module, module.BatchPlan, "fill_xy", self.hide)
 
     def hide(self, _, _plan, rows, _tokens, _x, y):
+        # fill_xy has just written the targets of the sequences `rows` into y; see `call_after`.
+        # Places without a target are -100.
         self.batches.add(rows.start)
-        targets = y.reshape(-1)  # a view
+        targets = y.reshape(-1)  # a view, so y changes with it
         places = np.flatnonzero(np.asarray(targets) >= 0)
         if self.choice == "first":
             chosen = places[:1] if rows.start == min(self.batches) else places[:0]
@@ -914,18 +1167,32 @@ class TargetChooser:
 
 
 def sum_shares(module, run, stored):
-    """Return three sums of probabilities: those of all values of the last target and of the first
-    target, each when it is the only target scored, and those of the last target when all others
-    are scored, too. A scorer that predicts a token only from earlier tokens gives its values
-    probabilities that add up to 1, whatever its method. A sum is nan if the score needs more
-    targets or has another order."""
+    """Return {"shares": [s1, s2, s3]}, three sums of probabilities.
+
+    Each sum is over all token ids that one target could have. The probabilities are those that the
+    scorer gives to the target:
+    s1    the last target of the validation set, if it is the only target that is scored
+    s2    the first target, if it is the only target that is scored
+    s3    the last target, if all other targets are scored, too
+
+    If a scorer predicts a token only from earlier tokens, each sum is 1, whatever its method is.
+    (s1 and s2 may be a little smaller, because token ids without bytes are left out.) If the scorer
+    also uses the token itself, a sum may be larger than 1. A sum is nan if it cannot be computed,
+    for example because the scorer needs more targets or scores them in another order. A sum that
+    exceeds 2 is not computed further.
+    """
     tokens = read_shard(val_path(run))
     sums = record_sums(module)
     chooser = TargetChooser(module)
     score_artifact(module, run, stored)  # fills chooser.batches
 
     def find_nats(choice, place, token):
-        """Return the nats of the targets of this choice if the token at `place` is replaced."""
+        """Return the sum of the losses, in nats, of the targets of this choice if `token` replaces
+        the token at `place`. choice: see TargetChooser.
+
+        Return infinity if the scored targets have no bytes, and nan if the score fails or has other
+        targets than the chosen ones.
+        """
         changed = tokens.copy()
         changed[place] = token
         write_shard(val_path(run), changed)
@@ -935,20 +1202,24 @@ def sum_shares(module, run, stored):
         try:
             loss = score_artifact(module, run, stored)
         except ZeroDivisionError:
-            return math.inf  # the token has no bytes, so the score has none
+            return math.inf  # bits per byte cannot be computed for a token without bytes
         except Exception:
             return math.nan
         if token not in chooser.chosen or (choice != "all" and chooser.chosen != {token}):
             return math.nan
-        return loss if choice in ("first", "last") else sums[0]
+        # A score is a mean. With one target, it is the loss of this target.
+        return loss if choice in ("first", "last") else sums[0]  # sums[0]: nats of all targets
 
     def add_shares(choice, place, known=0.0):
+        # Return the sum of the probabilities of all token ids at `place`.
+        # known: nats of those targets of this choice that are not the target at `place`
         total = 0.0
         for token in range(run.config.vocab_size):
-            # A wrong scorer may gain so much that its probability is too large for a float.
+            # known - find_nats(...) is minus the loss of the target at `place`. A wrong scorer may
+            # make it so large that exp() would raise an error.
             total += math.exp(min(known - find_nats(choice, place, token), 100.0))
             if not total <= 2:
-                break  # the fault is proved, or the sum is nan
+                break  # the sum is too large already, or it is nan
         return total
 
     others = find_nats("others", -1, int(tokens[-1]))
