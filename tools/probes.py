@@ -432,9 +432,9 @@ def run_counting_reads(script):
 def make_one_hot(one_hot):
     """Return a function that returns the same as torch's function `one_hot`.
 
-    If the number of classes is given, torch's function checks on a CPU that no class is larger. To
-    do so it reads its argument, which it does not do on a GPU. The returned function does not read
-    its argument, so that this is not counted as a read.
+    If the number of classes is given, torch's function checks its argument on a CPU. To do so, it
+    reads the argument, which it does not do on a GPU. The returned function never reads it, so that
+    no read is counted.
     """
 
     def one_hot_without_check(tensor, num_classes=-1):
