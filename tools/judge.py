@@ -257,7 +257,7 @@ def first_runs(lab, base):
         # of TINY or, if it is None here, the script's default.
         runs.append(Run(lab, f"without-{name}", call_main, **{name: TINY.get(name)}))
     if base:
-        runs.append(Run(lab, "base", probes.run_with_notes, script=base))
+        runs.append(Run(lab, "base", noted, script=base))
     return {run.name: run for run in runs}
 
 
@@ -626,7 +626,7 @@ def clock_verdicts(lab, runs):
         text = f"a run with MAX_WALLCLOCK_SECONDS does not start: {run.error}"
         yield "clock", "note", text
         return
-    fault = ""
+    fault = "" if first else "there is no step"
     for step, (a, b) in enumerate(zip(first, second, strict=False), 1):
         if a != b:
             fault = f"the rates of two ranks differ at step {step}"

@@ -915,7 +915,7 @@ def find_facts(module, run, stored, length):
     sums = record_sums(module)
     score_artifact(module, run, stored)
     facts["counted"] = sums[1:3]
-    facts |= find_wide(module, run, stored)
+    facts |= find_wide(module, run)
     facts["batch"] = compare_losses(run)
     model.eval()
     torch.manual_seed(0)
@@ -1006,7 +1006,7 @@ def compare_losses(run):
     return {"targets": (y >= 0).sum(1).tolist(), "loss": loss, "mean": sum(losses) / len(losses)}
 
 
-def find_wide(module, run, stored):
+def find_wide(module, run):
     """Build a new model whose activations are bfloat16, and run it.
 
     Return {"wide": {"blocks": numbers of the blocks whose output is float32, "score": name of the

@@ -250,6 +250,14 @@ def test_rates_below_0_are_those_of_the_run_that_has_them(tmp_path: Path) -> Non
     assert kind == "FAULT" and text.startswith("in a run without a time limit learning rates")
 
 
+def test_a_time_limit_that_leaves_no_step_is_a_fault(tmp_path: Path) -> None:
+    full, clock = FakeRun("full", tmp_path), FakeRun("clock", tmp_path)
+    clock.steps_noted = []
+    runs = {"full": full, "clock": clock}
+    [[_, kind, text]] = judge.clock_verdicts(SimpleNamespace(steps=12), runs)
+    assert kind == "FAULT" and text.endswith("with MAX_WALLCLOCK_SECONDS there is no step")
+
+
 def test_both_faults_of_dtypes_are_reported() -> None:
     _, kind, text = judge.dtype_verdict({"blocks": [1], "score": "torch.bfloat16"})
     assert kind == "FAULT" and "score is computed in bfloat16" in text and "blocks 1" in text
