@@ -95,7 +95,10 @@ def test_the_trainer_imports_the_packages_that_requirements_pin() -> None:
 def test_tools_import_the_packages_that_their_requirements_pin() -> None:
     """The trainer's own packages are excluded; the tests' requirements include those of tools/."""
     texts = [read_text(name) for name in list_files(".py") if name.startswith("tools/")]
-    imported = set(re.findall(r"(?m)^\s*(?:from|import) (\w+)", "\n".join(texts)))
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    imported = {name.partition(".")[0] for name in names}
     own = {Path(name).stem for name in list_files(".py")} | set(sys.stdlib_module_names)
     pinned = re.findall(r"(?m)^([\w-]+)==", read_text("tools/requirements.txt"))
     assert imported - own - PACKAGES == {*pinned}
