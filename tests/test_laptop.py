@@ -128,8 +128,8 @@ def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     report = report_on(logs, tmp_path)
     assert report.startswith("Finished runs: noise 72, recipes 190, settings 65, export 12")
     # The base of all parts but export is the same configuration.
-    assert "5 configurations were run two or more times with one seed" in report
-    assert "for 5 of them, all logged losses and the score are equal" in report
+    assert "same configuration and seed in different parts: 5. All logged losses" in report
+    assert "equal to the last digit in 5 of them" in report
     little = read_variants(VARIANTS / "noise.txt")[2]
     for steps in (10, 20, 40):
         [row] = rows_of(report, str(steps))

@@ -10,8 +10,8 @@ without finished runs is left out. This program trains nothing. It takes about t
 of them for simulations.
 """
 
-# Builds on tools/: ablate.py (compares variants), samples.py (tests), runs.py (reads logs) and
-# figures.py (plots).
+# Builds on tools/: ablate.py (compares variants), samples.py (tests), runs.py (reads logs),
+# report.py and figures.py (plots).
 
 import csv
 import re
@@ -35,6 +35,7 @@ from ablate import (
 )
 from cli import ToolError
 from figures import write_figure
+from report import Effect, plot_effects
 from runs import Result, Run, read_logs
 from samples import BITS, detectable_difference, find_split_faults, result_value, t_test
 
@@ -42,7 +43,7 @@ PARTS = "noise", "recipes", "settings", "export"
 VARIANTS = Path(__file__).with_name("laptop")
 BLOCKS = {"noise": "ITERATIONS", "recipes": "DATA_PATH"}  # option --for-each
 SEED_COUNTS = 3, 5, 10
-COLOURS = "#1b6ca8", "#c4501b"
+COLOUR = "#1b6ca8"
 Blocks = dict[Settings, RunsByVariant]
 
 
@@ -61,7 +62,9 @@ def read_part(folder: Path, name: str, part: str) -> Blocks:
         varied = BLOCKS.get(part)
         block = ((varied, str(run.config[varied.lower()])),) if varied else ()
         names = {readable_name(variant, block): variant for variant in variants}
-        match = re.fullmatch(rf"{name}-{part}-(.*)-[0-9a-f]{{8}}-seed\d+\.jsonl", run.name)
+        match = re.fullmatch(
+            rf"{re.escape(name)}-{part}-(.*)-[0-9a-f]{{8}}-seed\d+\.jsonl", run.name
+        )
         if not match or match[1] not in names:
             words = f"its name is that of no variant in laptop/{part}.txt; move it away"
             raise ToolError(f"{run.path}: {words}")
@@ -239,8 +242,8 @@ def noise_lines(parts: Mapping[str, Blocks], experiments: int) -> Iterator[str]:
     for name, draw in DISTRIBUTIONS.items():
         shares = [false_positives(draw, n, comparisons, experiments) for n in SEED_COUNTS[:2]]
         rows.append([name, *(f"{100 * share:.1f}" for share in shares)])
-    words = f"Of 100 experiments with {comparisons} variants that equal the base, so many call at "
-    yield words + f"least one of them different ({experiments:,} experiments each were simulated):"
+    words = f"How many of 100 experiments call at least one of {comparisons} variants different, "
+    yield words + f"although all equal the base (from {experiments:,} simulated experiments each):"
     yield table(["scores vary between seeds", *(f"{n} seeds" for n in SEED_COUNTS[:2])], rows)
 
 
@@ -351,45 +354,15 @@ def correlation_lines(blocks: Blocks, published: Mapping[str, Published]) -> Ite
             yield f"- {name}: {words}, {len(pairs)} recipes"
 
 
-def make_recipes_figure(blocks: Blocks, published: Mapping[str, Published]) -> Any:
-    """Draw a forest plot: a row for each recipe, and in it the effect on each text."""
-    from matplotlib.figure import Figure  # slow to import
-
-    scores = score_differences(blocks)
-    variants = sort_variants(scores)
-    figure = Figure(figsize=(9, 1.4 + 0.36 * len(variants)), layout="constrained", dpi=130)
-    axis = figure.subplots()
-    styles = [
-        {"color": colour, "marker": marker} for colour, marker in zip(COLOURS, "os", strict=True)
-    ]
-    for (number, block), (y, variant) in (
-        (first, second) for first in enumerate(blocks) for second in enumerate(variants)
-    ):
-        if found := scores.get((block, variant)):
-            fill = {"markerfacecolor": None if found.measurable else "white"}
-            half_width = found.test.high - found.test.difference
-            place = y + 0.22 * (number - (len(blocks) - 1) / 2)
-            bar = {"xerr": half_width, "capsize": 2, **styles[number], **fill}
-            axis.errorbar(found.test.difference, place, **bar)
-    axis.axvline(0, color="#444444", linewidth=0.8)
-    names = [
-        f"{variant.label} ({known.effect:+.4f})" if known.effect is not None else variant.label
-        for variant in variants
-        for known in [published[variant.label]]
-    ]
-    axis.set_yticks(range(len(variants)), names, fontsize=9)
-    axis.set_ylim(len(variants) - 0.4, -0.6)
-    axis.grid(color="#dddddd", linewidth=0.6, axis="x")
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("difference of the score from the base (bits per byte); left: better")
-    for style, block in zip(styles, blocks, strict=False):
-        axis.plot([], [], linestyle="none", label=f"{text_label(block)}, measurable", **style)
-    axis.plot([], [], "o", color="#444444", markerfacecolor="white", label="not measurable")
-    axis.legend(frameon=False, fontsize=9)
-    title = "Effect at laptop size, with 95 % intervals; in brackets: the published effect"
-    figure.suptitle(title, fontsize=11)
-    return figure
+def list_effects(blocks: Blocks, published: Mapping[str, Published]) -> list[Effect]:
+    """Return what the forest plot shows. The label of a recipe has its published effect in
+    brackets."""
+    effects = []
+    for (block, variant), found in score_differences(blocks).items():
+        known = published[variant.label].effect
+        label = variant.label if known is None else f"{variant.label} ({known:+.4f} published)"
+        effects.append(Effect(label, text_label(block), BITS, found.test, found.measurable))
+    return effects
 
 
 # === Three settings ===
@@ -445,7 +418,7 @@ def make_settings_figure(found: Mapping[str, Mapping[float, list[Run]]]) -> Any:
         columns = [[score(run) for run in runs] for runs in values.values()]
         for scores in zip(*columns, strict=True):
             axis.plot(range(len(scores)), scores, color="#bbbbbb", linewidth=0.8)
-        axis.plot(range(len(columns)), [*map(fmean, columns)], "o-", color=COLOURS[0])
+        axis.plot(range(len(columns)), [*map(fmean, columns)], "o-", color=COLOUR)
         axis.set_xticks(range(len(values)), [f"{value:g}" for value in values])
         axis.set(xlabel=name, ylabel="score (bits per byte)")
         axis.grid(color="#dddddd", linewidth=0.6)
@@ -496,9 +469,8 @@ def describe_repeats(runs: Sequence[Run]) -> Iterator[str]:
         equal += len(losses) == 1
     if repeated:
         yield (
-            f"{len(repeated)} configurations were run two or more times with one seed, in "
-            f"different parts; for {equal} of them, all logged losses and the score are equal to "
-            "the last digit."
+            f"Runs of the same configuration and seed in different parts: {len(repeated)}. "
+            f"All logged losses and the score are equal to the last digit in {equal} of them."
         )
 
 
@@ -531,6 +503,8 @@ def describe(folder: Path, name: str, out: Path, experiments: int) -> Iterator[s
 
 
 def describe_recipes(blocks: Blocks, picture: Path) -> Iterator[str]:
+    """Yield the paragraphs on the recipes, and write the plot; nothing if no variant has two seeds
+    in common with the base. Raises ToolError if the plot cannot be written."""
     published = read_published()
     if not score_differences(blocks):
         return
@@ -539,10 +513,13 @@ def describe_recipes(blocks: Blocks, picture: Path) -> Iterator[str]:
     if lines := [*correlation_lines(blocks, published)]:
         yield "Rank correlation of the published effects with the effects at laptop size:"
         yield "\n".join(lines)
-    draw(lambda: make_recipes_figure(blocks, published), picture)
+    if not plot_effects(list_effects(blocks, published), picture):
+        raise ToolError(f"{picture} was not written (see above)")
 
 
 def describe_settings(blocks: Blocks, picture: Path) -> Iterator[str]:
+    """Yield a table for each setting, and write the plot; nothing if no setting is complete. Raises
+    ToolError if the plot cannot be written."""
     found = find_curves(blocks)
     if not found:
         return
@@ -552,13 +529,8 @@ def describe_settings(blocks: Blocks, picture: Path) -> Iterator[str]:
     for setting, values in found.items():
         head = [setting, "mean score", "minus the base (95 % interval)", "best for seeds"]
         yield table(head, [*curve_rows(values, float(config[setting.lower()]))])
-    draw(lambda: make_settings_figure(found), picture)
-
-
-def draw(make: Callable[[], Any], path: Path) -> None:
-    """Write a plot. Raises ToolError if that fails; the reason was printed."""
-    if not write_figure(make, path):
-        raise ToolError(f"{path} was not written (see above)")
+    if not write_figure(lambda: make_settings_figure(found), picture):
+        raise ToolError(f"{picture} was not written (see above)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
