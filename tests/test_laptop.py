@@ -153,6 +153,8 @@ def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     assert ema[8] == "-1"
     [gates] = rows_of(report, "skip_gates")
     assert gates[2] == "-" and gates[4::2] == ["worse", "better", "+6"]
+    [averaging] = rows_of(report, "averaging")  # same sign, opposite sign, not measurable
+    assert averaging == ["averaging", "1", "1", "0", "0", "0", "1", "0"]
     assert "- code: +1.00 (95 % interval +0.99 to +1.00), 15 recipes" in report
     assert "- prose: -1.00 (95 % interval -1.00 to -0.99)" in report
     # Settings and export

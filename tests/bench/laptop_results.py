@@ -14,8 +14,10 @@ of them for simulations.
 # report.py and figures.py (plots).
 
 import csv
+import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -113,8 +115,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference of scores with four decimals, or with two digits if it is smaller."""
-    return f"{value:+.4f}" if abs(value) >= 0.001 or not value else f"{value:+.2g}"
+    """Return a difference of scores with four decimals, or with as many as show two digits."""
+    exponent = math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:+.{max(4, 1 - exponent)}f}"
 
 
 def unsigned(value: float) -> str:
@@ -309,6 +312,28 @@ def recipes_table(blocks: Blocks, published: Mapping[str, Published]) -> str:
     for block in blocks:
         head += [f"effect on {text_label(block)}", "verdict"]
     return table([*head, "step time (ms)", "artifact (bytes)"], rows)
+
+
+VERDICTS = "same sign", "opposite sign", "not measurable"
+
+
+def kinds_table(blocks: Blocks, published: Mapping[str, Published]) -> str:
+    """Return a table that counts the verdicts on the recipes of each kind. Recipes without a
+    published effect are left out."""
+    scores = score_differences(blocks)
+    counts: dict[str, Counter[tuple[Settings, str]]] = {}
+    recipes: dict[str, set[Variant]] = {}
+    for (block, variant), found in scores.items():
+        known = published[variant.label]
+        if known.effect is not None:
+            recipes.setdefault(known.kind, set()).add(variant)
+            counts.setdefault(known.kind, Counter())[block, verdict(found, known.effect)] += 1
+    rows = []
+    for kind in sorted(counts, key=lambda name: -len(recipes[name])):
+        verdicts = [str(counts[kind][block, word]) for block in blocks for word in VERDICTS]
+        rows.append([kind, str(len(recipes[kind])), *verdicts])
+    head = [f"{text_label(block)}: {word}" for block in blocks for word in VERDICTS]
+    return table(["kind", "recipes with a published effect", *head], rows)
 
 
 def sort_variants(scores: Mapping[tuple[Settings, Variant], Difference]) -> list[Variant]:
@@ -510,6 +535,7 @@ def describe_recipes(blocks: Blocks, picture: Path) -> Iterator[str]:
         return
     yield "## Recipes"
     yield recipes_table(blocks, published)
+    yield kinds_table(blocks, published)
     if lines := [*correlation_lines(blocks, published)]:
         yield "Rank correlation of the published effects with the effects at laptop size:"
         yield "\n".join(lines)
