@@ -27,10 +27,12 @@ CODE, PROSE = "data/datasets/quickstart_sp1024", "data/datasets/docstrings_sp102
 BLOCKS: dict[str, list[Settings]] = {
     "noise": [(("ITERATIONS", str(steps)),) for steps in (10, 20, 40)],
     "recipes": [(("DATA_PATH", path),) for path in (CODE, PROSE)],
+    "reasons": [(("DATA_PATH", path),) for path in (CODE, PROSE)],
+    "lengths": [(("ITERATIONS", str(steps)),) for steps in (10, 40)],
     "settings": [()],
     "export": [()],
 }
-SEEDS = {"noise": 8, "recipes": 5, "settings": 5, "export": 3}
+SEEDS = {"noise": 8, "recipes": 5, "reasons": 3, "lengths": 3, "settings": 5, "export": 3}
 OWN = {"MATRIX_LR": 0.01, "WARMDOWN_ITERS": 400.0, "MLP_MULT": 2.0}  # of the base
 BEST = {"MATRIX_LR": 0.02, "WARMDOWN_ITERS": 400.0, "MLP_MULT": 6.0}
 PUBLISHED = {name: each.effect for name, each in laptop_results.read_published().items()}
@@ -43,8 +45,10 @@ def distance(name: str, value: float) -> float:
 def true_effect(part: str, variant: Variant, block: Settings) -> float:
     """Return how much higher the score of a variant is than that of the base: for recipes 20 times
     the published effect on code, and its opposite on prose."""
-    if part in ("recipes", "export") and variant.settings:
+    if part in ("recipes", "reasons", "lengths", "export") and variant.settings:
         effect = 20 * (PUBLISHED[variant.name] or 0.01)
+        if part == "lengths":
+            effect *= 20 / float(block[0][1])  # the longer the run, the smaller the effect
         return -effect if block and block[0][1] == PROSE else effect
     pairs = variant.settings if part == "settings" else ()
     return sum(distance(name, float(value)) - distance(name, OWN[name]) for name, value in pairs)
@@ -114,11 +118,12 @@ def test_every_variant_has_a_source_and_settings_that_exist(
     with open(VARIANTS / "published.csv", newline="") as file:
         assert all(row["source"] and row["kind"] for row in csv.DictReader(file))
     names = {part: read_variants(VARIANTS / f"{part}.txt")[1:] for part in PARTS}
-    assert PUBLISHED.keys() == {v.name for part in ("recipes", "export") for v in names[part]}
+    known_parts = "recipes", "reasons", "export"
+    assert PUBLISHED.keys() == {v.name for part in known_parts for v in names[part]}
     assert sum(PUBLISHED[variant.name] is not None for variant in names["recipes"]) >= 14
     for part in ("recipes", "export"):
         known = read_setting_names(laptop.make_script(part))
-        others = () if part == "export" else ("noise", "settings")
+        others = () if part == "export" else set(PARTS) - {"recipes", "export"}
         for variant in [v for each in (part, *others) for v in names[each]]:
             assert {name for name, _ in variant.settings} <= known, variant
 
@@ -126,10 +131,13 @@ def test_every_variant_has_a_source_and_settings_that_exist(
 @pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning")  # equal artifacts
 def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     report = report_on(logs, tmp_path)
-    assert report.startswith("Finished runs: noise 72, recipes 190, settings 65, export 12")
-    # The base of all parts but export is the same configuration.
-    assert "same configuration and seed in different parts: 5. All logged losses" in report
-    assert "equal to the last digit in 5 of them" in report
+    assert report.startswith(
+        "Finished runs: noise 72, recipes 190, reasons 24, lengths 36, settings 65, export 12"
+    )
+    # All parts but export have the base: on code 5 seeds after 20 steps, 3 seeds each after 10 and
+    # 40 steps, and 3 seeds on prose.
+    assert "same configuration and seed in different parts: 14. All logged losses" in report
+    assert "equal to the last digit in 14 of them" in report
     little = read_variants(VARIANTS / "noise.txt")[2]
     for steps in (10, 20, 40):
         [row] = rows_of(report, str(steps))
@@ -151,12 +159,14 @@ def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     assert number(ema[3]) == pytest.approx(-0.02, abs=2e-4) and ema[4] == "same sign"
     assert number(ema[5]) == pytest.approx(0.02, abs=2e-4) and ema[6] == "opposite sign"
     assert ema[8] == "-1"
-    [gates] = rows_of(report, "skip_gates")
+    [gates, *_] = rows_of(report, "skip_gates")
     assert gates[2] == "-" and gates[4::2] == ["worse", "better", "+6"]
     [averaging] = rows_of(report, "averaging")  # same sign, opposite sign, not measurable
     assert averaging == ["averaging", "1", "1", "0", "0", "0", "1", "0"]
-    assert "- code: +1.00 (95 % interval +0.99 to +1.00), 15 recipes" in report
-    assert "- prose: -1.00 (95 % interval -1.00 to -0.99)" in report
+    for text, expected in (("code", 1.0), ("prose", -1.0)):
+        [found] = re.findall(rf"^- {text}: (\S+) \(95 % interval .*\), 15 recipes$", report, re.M)
+        # Some published effects are equal, so that chance decides their ranks here.
+        assert number(found) == pytest.approx(expected, abs=0.02)
     # Settings and export
     for name, best in BEST.items():
         part = report.split(f"| {name} |")[1].split("\n\n")[0]
@@ -169,9 +179,24 @@ def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
                 effect = distance(name, float(value)) - distance(name, OWN[name])
                 assert number(difference) == pytest.approx(effect, abs=2e-4)
     [int6] = rows_of(report, "int6")
-    assert number(int6[3]) == pytest.approx(20 * 0.0083, abs=2e-4) and int6[4] == "1,004"
+    assert number(int6[3]) == pytest.approx(20 * 0.0084, abs=2e-4) and int6[4] == "1,004"
     for name in ("recipes", "settings"):
         assert (tmp_path / f"laptop-{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning")  # equal artifacts
+def test_the_report_has_the_effects_by_the_number_of_steps(logs: Path, tmp_path: Path) -> None:
+    report = report_on(logs, tmp_path)
+    [layer_scale] = rows_of(report, "layer_scale")
+    assert layer_scale[2] == "+0.0026" and layer_scale[4] == "same sign"
+    assert number(layer_scale[3]) == pytest.approx(20 * 0.0026, abs=2e-4)
+    lengths = report.split("## Shorter and longer runs")[1].split("##")[0]
+    assert "| recipe | effect after 10 steps | effect after 20 steps | effect after 40" in lengths
+    [smear_gate] = rows_of(lengths, "smear_gate")
+    assert [number(cell) for cell in smear_gate[1:]] == pytest.approx(
+        [-0.08, -0.04, -0.02], abs=3e-4
+    )
+    assert not [*rows_of(lengths, "ema")], "it is not in laptop/lengths.txt"
 
 
 @pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning")
@@ -184,10 +209,11 @@ def test_runs_that_are_missing_leave_gaps_and_nothing_else(logs: Path, tmp_path:
         ):
             shutil.copy(path, tmp_path)
     report = report_on(tmp_path, tmp_path)
+    recipes = report.split("## Reasons")[0]
     assert "Finished runs: noise 6," in report and "Differences of the score" not in report
-    [ema] = rows_of(report, "ema")
+    [ema] = rows_of(recipes, "ema")
     assert number(ema[3]) == pytest.approx(-0.02, abs=2e-4) and ema[5:7] == ["", ""]
-    assert len(ema) == 9 and not [*rows_of(report, "smear_gate")], "one seed shows no difference"
+    assert len(ema) == 9 and not [*rows_of(recipes, "smear_gate")], "one seed shows no difference"
     [six] = rows_of(report.split("| MLP_MULT |")[1], "6")
     assert six[3] == "4 of 4" and "| MATRIX_LR |" not in report
     assert "- prose" in report

@@ -41,9 +41,14 @@ from report import Effect, plot_effects
 from runs import Result, Run, read_logs
 from samples import BITS, detectable_difference, find_split_faults, result_value, t_test
 
-PARTS = "noise", "recipes", "settings", "export"
+PARTS = "noise", "recipes", "reasons", "lengths", "settings", "export"
 VARIANTS = Path(__file__).with_name("laptop")
-BLOCKS = {"noise": "ITERATIONS", "recipes": "DATA_PATH"}  # option --for-each
+BLOCKS = {  # what option --for-each varies
+    "noise": "ITERATIONS",
+    "recipes": "DATA_PATH",
+    "reasons": "DATA_PATH",
+    "lengths": "ITERATIONS",
+}
 SEED_COUNTS = 3, 5, 10
 COLOUR = "#1b6ca8"
 Blocks = dict[Settings, RunsByVariant]
@@ -390,6 +395,23 @@ def list_effects(blocks: Blocks, published: Mapping[str, Published]) -> list[Eff
     return effects
 
 
+def lengths_table(lengths: Blocks, recipes: Blocks) -> str:
+    """Return a table of the effects on code by the number of steps. lengths: the part of this name;
+    recipes: the part with the effects after the usual number of steps."""
+    on_code = {block: runs for block, runs in recipes.items() if text_label(block) == "code"}
+    effects: dict[int, dict[Settings, str]] = {}  # {steps: {settings of the variant: effect}}
+    for blocks in (lengths, on_code):
+        for (block, variant), found in score_differences(blocks).items():
+            steps = int(blocks[block][variant][0].config["iterations"])
+            effects.setdefault(steps, {})[variant.settings] = with_interval(found)
+    _, *variants = next(iter(lengths.values()))
+    rows = [
+        [variant.label, *(effects[steps].get(variant.settings, "") for steps in sorted(effects))]
+        for variant in variants
+    ]
+    return table(["recipe", *(f"effect after {steps:,} steps" for steps in sorted(effects))], rows)
+
+
 # === Three settings ===
 
 
@@ -520,6 +542,12 @@ def describe(folder: Path, name: str, out: Path, experiments: int) -> Iterator[s
         yield from noise_lines(parts, experiments)
     if "recipes" in parts:
         yield from describe_recipes(parts["recipes"], out / f"{name}-recipes.png")
+    if "reasons" in parts and score_differences(parts["reasons"]):
+        yield "## Reasons"
+        yield recipes_table(parts["reasons"], read_published())
+    if "lengths" in parts and score_differences(parts["lengths"]):
+        yield "## Shorter and longer runs"
+        yield lengths_table(parts["lengths"], parts.get("recipes", {}))
     if "settings" in parts:
         yield from describe_settings(parts["settings"], out / f"{name}-settings.png")
     if "export" in parts:
