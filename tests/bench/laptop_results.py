@@ -319,26 +319,31 @@ def recipes_table(blocks: Blocks, published: Mapping[str, Published]) -> str:
     return table([*head, "step time (ms)", "artifact (bytes)"], rows)
 
 
-VERDICTS = "same sign", "opposite sign", "not measurable"
+VERDICTS = "same sign", "opposite sign", "not measurable"  # on a recipe with a published effect
 
 
 def kinds_table(blocks: Blocks, published: Mapping[str, Published]) -> str:
-    """Return a table that counts the verdicts on the recipes of each kind. Recipes without a
-    published effect are left out."""
-    scores = score_differences(blocks)
-    counts: dict[str, Counter[tuple[Settings, str]]] = {}
-    recipes: dict[str, set[Variant]] = {}
-    for (block, variant), found in scores.items():
-        known = published[variant.label]
-        if known.effect is not None:
-            recipes.setdefault(known.kind, set()).add(variant)
-            counts.setdefault(known.kind, Counter())[block, verdict(found, known.effect)] += 1
+    """Return a table with a row for each kind of change: how much its differences vary between
+    seeds, and the number of each verdict. Recipes without a published effect are not among these
+    numbers."""
+    groups: dict[str, dict[tuple[Settings, Variant], Difference]] = {}
+    for (block, variant), found in score_differences(blocks).items():
+        groups.setdefault(published[variant.label].kind, {})[block, variant] = found
     rows = []
-    for kind in sorted(counts, key=lambda name: -len(recipes[name])):
-        verdicts = [str(counts[kind][block, word]) for block in blocks for word in VERDICTS]
-        rows.append([kind, str(len(recipes[kind])), *verdicts])
+    for kind, group in sorted(groups.items(), key=lambda item: -len(item[1])):
+        verdicts = Counter(
+            (block, verdict(found, published[variant.label].effect))
+            for (block, variant), found in group.items()
+            if published[variant.label].effect is not None
+        )
+        cells = [kind, str(len({variant for _, variant in group}))]
+        cells += [unsigned(median(found.spread for found in group.values()))]
+        rows.append(
+            [*cells, *(str(verdicts[block, word]) for block in blocks for word in VERDICTS)]
+        )
     head = [f"{text_label(block)}: {word}" for block in blocks for word in VERDICTS]
-    return table(["kind", "recipes with a published effect", *head], rows)
+    spread = "median standard deviation of the difference between seeds"
+    return table(["kind", "recipes", spread, *head], rows)
 
 
 def sort_variants(scores: Mapping[tuple[Settings, Variant], Difference]) -> list[Variant]:
