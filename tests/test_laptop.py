@@ -44,7 +44,8 @@ def distance(name: str, value: float) -> float:
 
 def true_effect(part: str, variant: Variant, block: Settings) -> float:
     """Return how much higher the score of a variant is than that of the base: for recipes 20 times
-    the published effect on code, and its opposite on prose."""
+    the published effect on code, and its opposite on prose. In the part lengths, it is inversely
+    proportional to the number of steps."""
     if part in ("recipes", "reasons", "lengths", "export") and variant.settings:
         effect = 20 * (PUBLISHED[variant.name] or 0.01)
         if part == "lengths":
@@ -163,7 +164,14 @@ def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     assert gates[2] == "-" and gates[4::2] == ["worse", "better", "+6"]
     [averaging] = rows_of(report, "averaging")
     assert averaging[:2] == ["averaging", "1"] and 0 < number(averaging[2]) < 0.0001
-    assert averaging[3:] == ["1", "0", "0", "0", "1", "0"]  # on code the same sign, on prose not
+    assert averaging[3:] == [
+        "1",
+        "0",
+        "0",
+        "0",
+        "1",
+        "0",
+    ]  # same sign on code, opposite sign on prose
     for text, expected in (("code", 1.0), ("prose", -1.0)):
         [found] = re.findall(rf"^- {text}: (\S+) \(95 % interval .*\), 15 recipes$", report, re.M)
         # Some published effects are equal, so that chance decides their ranks here.

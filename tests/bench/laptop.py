@@ -1,6 +1,6 @@
 """Measure at laptop size what published changes do to the score.
 
-    python3 tests/bench/laptop.py                 all parts; about seven hours on two cores
+    python3 tests/bench/laptop.py                 all parts; about eight hours on two cores
     python3 tests/bench/laptop.py noise           only one part
     python3 tests/bench/laptop.py recipes --seeds 2 --steps 20    a short trial
 
