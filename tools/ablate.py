@@ -16,7 +16,8 @@ runs with each of its values, for example on several texts, and compares only ru
 value. In a round, every variant is run with one seed. Each round starts one variant later, so that
 none always comes first. Variants are compared seed by seed. ablate.py prints the differences with
 95 % intervals, and calls a difference measurable if it is significant after a correction for the
-number of differences.
+number of differences. How many seeds show which difference depends on the edit: tools/README.md has
+a table, and the report estimates it for its own runs.
 
 If you give the same command again, finished runs are kept, and the others are run again. You may
 add seeds and values. If a run fails, the other runs continue.

@@ -504,14 +504,18 @@ def export_table(blocks: Blocks) -> str:
 
 
 def describe_repeats(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield in words how many runs of one configuration and seed were made more than once, and
-    whether they are equal: all their logged losses, and the score. Nothing if there are none."""
+    """Yield in words how many runs of one configuration and seed were made more than once, whether
+    they are equal (all their logged losses, and the score), and how much their scores differ.
+    Nothing if there are none."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         key = repr((run.seed, sorted(run.conditions.items(), key=repr)))
         groups.setdefault(key, []).append(run)
     repeated = [group for group in groups.values() if len(group) > 1]
+    if not repeated:
+        return
     equal = 0
+    largest = 0.0
     for group in repeated:
         losses = {
             repr(([(line.step, line.train_loss) for line in run.steps], run.result[:4]))
@@ -519,11 +523,13 @@ def describe_repeats(runs: Sequence[Run]) -> Iterator[str]:
             if run.result
         }
         equal += len(losses) == 1
-    if repeated:
-        yield (
-            f"Runs of the same configuration and seed in different parts: {len(repeated)}. "
-            f"All logged losses and the score are equal to the last digit in {equal} of them."
-        )
+        scores = [*map(score, group)]
+        largest = max(largest, max(scores) - min(scores))
+    text = f"Runs of the same configuration and seed in different parts: {len(repeated)}. "
+    text += f"All logged losses and the score are equal to the last digit in {equal} of them"
+    if equal < len(repeated):
+        text += f"; in the others, scores differ by at most {unsigned(largest)} bits per byte"
+    yield text + "."
 
 
 def describe(folder: Path, name: str, out: Path, experiments: int) -> Iterator[str]:
