@@ -133,7 +133,7 @@ def test_every_variant_has_a_source_and_settings_that_exist(
 def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     report = report_on(logs, tmp_path)
     assert report.startswith(
-        "Finished runs: noise 72, recipes 190, reasons 30, lengths 24, settings 65, export 12"
+        "Finished runs: noise 72, recipes 190, reasons 36, lengths 18, settings 65, export 12"
     )
     # All parts but export have the base: on code 5 seeds after 20 steps, 3 seeds each after 10 and
     # 40 steps, and 3 seeds on prose.
@@ -305,7 +305,7 @@ def test_the_rank_correlation_has_the_interval_of_its_pairs() -> None:
 def test_a_detectable_difference_is_found_in_80_of_100_experiments(by_seed: bool) -> None:
     random = np.random.default_rng(0)
     function = detectable_difference if by_seed else laptop_results.detectable_unpaired
-    for seeds, comparisons in ((3, 1), (5, 1), (5, 18), (10, 36)):
+    for seeds, comparisons in ((3, 1), (5, 1), (20, 1), (5, 18), (10, 36)):
         shift = function(2.0, seeds, comparisons)
         first = random.normal(0, 0 if by_seed else 2.0, (20_000, seeds))
         second = random.normal(shift, 2.0, (20_000, seeds))

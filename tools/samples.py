@@ -246,7 +246,9 @@ def detectable_difference(spread: float, seeds: int, comparisons: int) -> float:
     def excess_misses(noncentrality: float) -> float:
         return stats.nct.cdf(limit, seeds - 1, noncentrality) - 0.2
 
-    noncentrality = optimize.brentq(excess_misses, 0, 50 * limit)
+    # The result is at most about 1.3 times the limit, which it is with two seeds, or the limit + 1.
+    # Far above that, scipy's distribution function returns NaN at some places.
+    noncentrality = optimize.brentq(excess_misses, 0, 2 * limit + 2)
     return float(noncentrality * spread / math.sqrt(seeds))
 
 

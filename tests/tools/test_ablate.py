@@ -248,6 +248,15 @@ def test_variants_of_a_file_are_compared_within_each_value(place: Place) -> None
     assert "24 of 24 runs are finished" in place(*words, "--out", "out", FAKE_EFFECT="1")[1]
 
 
+def test_two_variants_have_a_table_of_seeds(place: Place) -> None:
+    code, out, _ = place(*TWO, "--seeds", "3", FAKE_EFFECT="1")
+    assert code == 0, out
+    rows = re.findall(r"^(\d+) +(\S+) nats$", out.split("How large a difference")[1], re.MULTILINE)
+    assert [int(seeds) for seeds, _ in rows] == [3, 5, 10, 20]
+    sizes = [float(size) for _, size in rows]
+    assert sizes == sorted(sizes, reverse=True) and 0 < sizes[-1] < sizes[0] / 4
+
+
 def test_a_failing_run_is_shown_and_the_others_continue(place: Place) -> None:
     """If the trainer rejects its settings, no other run is started."""
     code, out, _ = place(*TWO, "--seeds", "3", FAKE_FAIL="out-1-seed1338")
