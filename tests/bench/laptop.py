@@ -9,7 +9,7 @@ The parts are calls of tools/ablate.py with the variants in tests/bench/laptop/:
     noise      how much a score varies with the seed, and with edits that change almost nothing
     recipes    changes by recipes, most of them with a published effect, on two texts
     reasons    tests of likely reasons for what the part recipes shows
-    lengths    some recipes in shorter and in longer runs
+    shorter    some recipes in runs of half as many steps
     settings   MATRIX_LR, WARMDOWN_ITERS and MLP_MULT, five values each
     export     how weights are stored; the model is wider, because in the other parts the matrices
                of the blocks are too small to be quantized
@@ -129,7 +129,7 @@ def find_parts(code: str, prose: str, steps: int) -> dict[str, Part]:
         "noise": Part(8, ["--for-each", f"ITERATIONS={lengths}"], [on_code]),
         "recipes": Part(5, ["--for-each", f"{on_code};{prose}"], [length]),
         "reasons": Part(3, ["--for-each", f"{on_code};{prose}"], [length]),
-        "lengths": Part(3, ["--for-each", f"ITERATIONS={steps // 2},{2 * steps}"], [on_code]),
+        "shorter": Part(3, ["--for-each", f"ITERATIONS={steps // 2}"], [on_code]),
         "settings": Part(3, [], [on_code, length]),
         "export": Part(3, [], export),
     }
@@ -154,7 +154,7 @@ def main() -> int:
     text = "number of seeds (default: noise 8, recipes 5, all others 3)"
     add("--seeds", type=int, metavar="N", help=text)
     text = "training steps (default: 500); noise is also run with half and with twice as many, "
-    text += "lengths is run with these two only, and export uses half"
+    text += "shorter and export use half"
     add("--steps", type=int, default=STEPS, metavar="N", help=text)
     add("--jobs", type=int, default=2, metavar="N", help="number of runs at a time (default: 2)")
     text = "beginning of the folders of the reports; its last part begins each RUN_ID"

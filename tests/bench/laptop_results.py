@@ -41,13 +41,13 @@ from report import Effect, plot_effects
 from runs import Result, Run, read_logs
 from samples import BITS, detectable_difference, find_split_faults, result_value, t_test
 
-PARTS = "noise", "recipes", "reasons", "lengths", "settings", "export"
+PARTS = "noise", "recipes", "reasons", "shorter", "settings", "export"
 VARIANTS = Path(__file__).with_name("laptop")
 BLOCKS = {  # what option --for-each varies
     "noise": "ITERATIONS",
     "recipes": "DATA_PATH",
     "reasons": "DATA_PATH",
-    "lengths": "ITERATIONS",
+    "shorter": "ITERATIONS",
 }
 SEED_COUNTS = 3, 5, 10
 COLOUR = "#1b6ca8"
@@ -239,9 +239,10 @@ def noise_lines(parts: Mapping[str, Blocks], experiments: int) -> Iterator[str]:
             spreads[f"paired, `{variant.label}`"] = differences[block, variant].spread, True
     recipes = [*score_differences(parts.get("recipes", {})).values()]
     if recipes:
-        values = [each.spread for each in recipes]
-        spreads["paired, the median recipe"] = median(values), True
-        spreads["paired, the recipe that varies most"] = max(values), True
+        spreads["paired, median of the recipes"] = median(each.spread for each in recipes), True
+        most = max(recipes, key=lambda each: each.spread)
+        words = f"paired, `{most.variant.label}` on {text_label(most.block)}, which varies most"
+        spreads[words] = most.spread, True
     comparisons = max(len(recipes), 2)
     words = "Differences of the score that are called measurable in 80 of 100 experiments, after"
     yield f"{words} {block[0][1]} steps (bits per byte):"
@@ -250,8 +251,11 @@ def noise_lines(parts: Mapping[str, Blocks], experiments: int) -> Iterator[str]:
     for name, draw in DISTRIBUTIONS.items():
         shares = [false_positives(draw, n, comparisons, experiments) for n in SEED_COUNTS[:2]]
         rows.append([name, *(f"{100 * share:.1f}" for share in shares)])
-    words = f"How many of 100 experiments call at least one of {comparisons} variants different, "
-    yield words + f"although all equal the base (from {experiments:,} simulated experiments each):"
+    words = (
+        f"How many of 100 experiments call at least one of {comparisons} differences measurable, "
+    )
+    words += f"although all variants equal the base (from {experiments:,} simulated experiments"
+    yield f"{words} each):"
     yield table(["scores vary between seeds", *(f"{n} seeds" for n in SEED_COUNTS[:2])], rows)
 
 
@@ -400,16 +404,16 @@ def list_effects(blocks: Blocks, published: Mapping[str, Published]) -> list[Eff
     return effects
 
 
-def lengths_table(lengths: Blocks, recipes: Blocks) -> str:
-    """Return a table of the effects on code by the number of steps. lengths: the part of this name;
+def shorter_table(shorter: Blocks, recipes: Blocks) -> str:
+    """Return a table of the effects on code by the number of steps. shorter: the part of this name;
     recipes: the part with the effects after the usual number of steps."""
     on_code = {block: runs for block, runs in recipes.items() if text_label(block) == "code"}
     effects: dict[int, dict[Settings, str]] = {}  # {steps: {settings of the variant: effect}}
-    for blocks in (lengths, on_code):
+    for blocks in (shorter, on_code):
         for (block, variant), found in score_differences(blocks).items():
             steps = int(blocks[block][variant][0].config["iterations"])
             effects.setdefault(steps, {})[variant.settings] = with_interval(found)
-    _, *variants = next(iter(lengths.values()))
+    _, *variants = next(iter(shorter.values()))
     rows = [
         [variant.label, *(effects[steps].get(variant.settings, "") for steps in sorted(effects))]
         for variant in variants
@@ -525,8 +529,11 @@ def describe_repeats(runs: Sequence[Run]) -> Iterator[str]:
         equal += len(losses) == 1
         scores = [*map(score, group)]
         largest = max(largest, max(scores) - min(scores))
-    text = f"Runs of the same configuration and seed in different parts: {len(repeated)}. "
-    text += f"All logged losses and the score are equal to the last digit in {equal} of them"
+    text = "Combinations of configuration and seed of which several parts have a run: "
+    text += (
+        f"{len(repeated)}. In {equal} of them, all logged losses and the scores are equal to the "
+    )
+    text += "last digit"
     if equal < len(repeated):
         text += f"; in the others, scores differ by at most {unsigned(largest)} bits per byte"
     yield text + "."
@@ -556,9 +563,9 @@ def describe(folder: Path, name: str, out: Path, experiments: int) -> Iterator[s
     if "reasons" in parts and score_differences(parts["reasons"]):
         yield "## Reasons"
         yield recipes_table(parts["reasons"], read_published())
-    if "lengths" in parts and score_differences(parts["lengths"]):
-        yield "## Shorter and longer runs"
-        yield lengths_table(parts["lengths"], parts.get("recipes", {}))
+    if "shorter" in parts and score_differences(parts["shorter"]):
+        yield "## Shorter runs"
+        yield shorter_table(parts["shorter"], parts.get("recipes", {}))
     if "settings" in parts:
         yield from describe_settings(parts["settings"], out / f"{name}-settings.png")
     if "export" in parts:
