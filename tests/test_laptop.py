@@ -1,26 +1,37 @@
 """tests/bench/laptop.py and laptop_results.py: the runs that they make, and what they conclude."""
 
 import csv
+import hashlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 
+import check
 import laptop
 import laptop_results
 import numpy as np
 import pytest
-from ablate import Difference, Settings, Variant, read_setting_names, read_variants, readable_name
+from ablate import (
+    Difference,
+    Settings,
+    Variant,
+    find_differences,
+    read_setting_names,
+    read_variants,
+    readable_name,
+)
 from cli import ToolError
-from laptop_results import PARTS, VARIANTS
-from running import ROOT, clean_environment
-from runs import parse_value
-from samples import detectable_difference, t_test
+from laptop_results import PARTS, VARIANTS, signed
+from running import ROOT, Call, clean_environment
+from runs import Result, Run, parse_value
+from samples import BITS, detectable_difference, t_test
 from scipy import stats
 
 CODE, PROSE = "data/datasets/quickstart_sp1024", "data/datasets/docstrings_sp1024"
@@ -28,11 +39,11 @@ BLOCKS: dict[str, list[Settings]] = {
     "noise": [(("ITERATIONS", str(steps)),) for steps in (10, 20, 40)],
     "recipes": [(("DATA_PATH", path),) for path in (CODE, PROSE)],
     "reasons": [(("DATA_PATH", path),) for path in (CODE, PROSE)],
-    "lengths": [(("ITERATIONS", str(steps)),) for steps in (10, 40)],
+    "shorter": [(("ITERATIONS", "10"),)],
     "settings": [()],
     "export": [()],
 }
-SEEDS = {"noise": 8, "recipes": 5, "reasons": 3, "lengths": 3, "settings": 5, "export": 3}
+SEEDS = {"noise": 8, "recipes": 5, "reasons": 3, "shorter": 3, "settings": 5, "export": 3}
 OWN = {"MATRIX_LR": 0.01, "WARMDOWN_ITERS": 400.0, "MLP_MULT": 2.0}  # of the base
 BEST = {"MATRIX_LR": 0.02, "WARMDOWN_ITERS": 400.0, "MLP_MULT": 6.0}
 PUBLISHED = {name: each.effect for name, each in laptop_results.read_published().items()}
@@ -44,11 +55,11 @@ def distance(name: str, value: float) -> float:
 
 def true_effect(part: str, variant: Variant, block: Settings) -> float:
     """Return how much higher the score of a variant is than that of the base: for recipes 20 times
-    the published effect on code, and its opposite on prose. In the part lengths, it is inversely
+    the published effect on code, and its opposite on prose. In the part shorter, it is inversely
     proportional to the number of steps."""
-    if part in ("recipes", "reasons", "lengths", "export") and variant.settings:
+    if part in ("recipes", "reasons", "shorter", "export") and variant.settings:
         effect = 20 * (PUBLISHED[variant.name] or 0.01)
-        if part == "lengths":
+        if part == "shorter":
             effect *= 20 / float(block[0][1])  # the longer the run, the smaller the effect
         return -effect if block and block[0][1] == PROSE else effect
     pairs = variant.settings if part == "settings" else ()
@@ -133,12 +144,12 @@ def test_every_variant_has_a_source_and_settings_that_exist(
 def test_the_report_finds_the_effects(logs: Path, tmp_path: Path) -> None:
     report = report_on(logs, tmp_path)
     assert report.startswith(
-        "Finished runs: noise 72, recipes 190, reasons 36, lengths 18, settings 65, export 12"
+        "Finished runs: noise 72, recipes 190, reasons 36, shorter 12, settings 65, export 12"
     )
-    # All parts but export have the base: on code 5 seeds after 20 steps, 3 seeds each after 10 and
-    # 40 steps, and 3 seeds on prose.
-    assert "same configuration and seed in different parts: 14. All logged losses" in report
-    assert "equal to the last digit in 14 of them.\n" in report
+    # All parts but export have the base. Runs of several parts: on code 5 seeds after 20 steps and
+    # 3 seeds after 10 steps, and on prose 3 seeds.
+    words = "11. In 11 of them, all logged losses and the scores are equal to the last digit.\n"
+    assert words in report
     little = read_variants(VARIANTS / "noise.txt")[2]
     for steps in (10, 20, 40):
         [row] = rows_of(report, str(steps))
@@ -199,13 +210,11 @@ def test_the_report_has_the_effects_by_the_number_of_steps(logs: Path, tmp_path:
     [layer_scale] = rows_of(report, "layer_scale")
     assert layer_scale[2] == "+0.0026" and layer_scale[4] == "same sign"
     assert number(layer_scale[3]) == pytest.approx(20 * 0.0026, abs=2e-4)
-    lengths = report.split("## Shorter and longer runs")[1].split("##")[0]
-    assert "| recipe | effect after 10 steps | effect after 20 steps | effect after 40" in lengths
-    [smear_gate] = rows_of(lengths, "smear_gate")
-    assert [number(cell) for cell in smear_gate[1:]] == pytest.approx(
-        [-0.08, -0.04, -0.02], abs=3e-4
-    )
-    assert not [*rows_of(lengths, "ema")], "it is not in laptop/lengths.txt"
+    shorter = report.split("## Shorter runs")[1].split("##")[0]
+    assert "| recipe | effect after 10 steps | effect after 20 steps |\n" in shorter
+    [smear_gate] = rows_of(shorter, "smear_gate")
+    assert [number(cell) for cell in smear_gate[1:]] == pytest.approx([-0.08, -0.04], abs=3e-4)
+    assert not [*rows_of(shorter, "ema")], "it is not in laptop/shorter.txt"
 
 
 @pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning")
@@ -241,9 +250,8 @@ def test_repeated_runs_that_differ_are_counted(logs: Path, tmp_path: Path) -> No
     value = seed_score(4, 20)
     path.write_text(path.read_text().replace(f'"val_bpb": {value}', f'"val_bpb": {value + 3e-6}'))
     report = report_on(tmp_path, tmp_path)
-    assert "in different parts: 5. All logged losses and the score are equal" in report
-    words = "in 3 of them; in the others, scores differ by at most 0.0000030 bits per byte"
-    assert words in report
+    assert "have a run: 5. In 3 of them, all logged losses and the scores are equal" in report
+    assert "; in the others, scores differ by at most 0.0000030 bits per byte." in report
 
 
 def test_runs_that_do_not_belong_together_are_refused(logs: Path, tmp_path: Path) -> None:
@@ -317,12 +325,31 @@ def test_a_detectable_difference_is_found_in_80_of_100_experiments(by_seed: bool
         assert found == pytest.approx(0.8, abs=0.015), (seeds, comparisons)
 
 
+@pytest.mark.parametrize("name", laptop_results.DISTRIBUTIONS)
+def test_the_simulation_calls_measurable_what_ablate_does(name: str) -> None:
+    draw = laptop_results.DISTRIBUTIONS[name]
+    experiments, comparisons, seeds = 200, 6, 5
+    random = np.random.default_rng(1)
+    found = 0
+    for _ in range(experiments):
+        runs = {
+            Variant((), None, str(number)): [
+                Run("", seed=seed, result=Result("roundtrip", "score", value, value))
+                for seed, value in enumerate(100 + draw(random, (seeds,)))
+            ]
+            for number in range(1 + comparisons)
+        }
+        found += any(each.measurable for each in find_differences({(): runs}, BITS))
+    share = laptop_results.false_positives(draw, seeds, comparisons, experiments)
+    assert share == found / experiments and found > 0
+
+
 def test_equal_variants_are_rarely_called_different() -> None:
     """With one comparison, p < 0.05 in 5 of 100 experiments; Holm's method keeps it at that."""
     draw = laptop_results.DISTRIBUTIONS["normally"]
-    for comparisons in (1, 6):
-        share = laptop_results.false_positives(draw, 5, comparisons, 400)
-        assert 0.01 < share < 0.09  # 400 experiments: 0.05 +- 0.011
+    for comparisons in (1, 36):
+        share = laptop_results.false_positives(draw, 5, comparisons, 10_000)
+        assert share == pytest.approx(0.05, abs=0.01)  # the standard error is 0.002
 
 
 def test_a_data_set_of_docstrings_is_made_again_for_other_versions(
@@ -355,6 +382,43 @@ def test_a_data_set_of_docstrings_is_made_again_for_other_versions(
     stamp.unlink()
     with pytest.raises(ToolError, match=r"was not made by laptop\.py"):
         laptop.make_prose()
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning")
+def test_the_record_says_what_its_logs_say(tmp_path: Path, call: Call) -> None:
+    """Its logs were written by its two scripts, and the differences in its README are theirs."""
+    [record] = ROOT.glob("records/track_non_record_16mb/*_LaptopLevers")
+    code, out, _ = call(check.main, record)
+    warned = re.findall(r"^  (?:refused|warned) +(.*)", out, re.MULTILINE)
+    assert code == 0 and [line[:10] for line in warned] == ["it counted"], "not all of FineWeb"
+    with tarfile.open(record / "logs.tar.xz") as archive:
+        archive.extractall(tmp_path)
+    logs = tmp_path / "logs"
+    sums = {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in (("all", record / "train_gpt.py"), ("export", logs / "laptop-export.py"))
+    }
+    readme = (record / "README.md").read_text()
+    lines = set(readme.splitlines())
+    for part in PARTS:
+        blocks = laptop_results.read_part(logs, "laptop", part)
+        runs = [run for block in blocks.values() for each in block.values() for run in each]
+        assert f"{part} {len(runs)}" in readme
+        script = sums["export" if part == "export" else "all"]
+        assert {run.conditions["code"] for run in runs} == {script[:12]}
+        if part == "recipes":
+            table = laptop_results.recipes_table(blocks, laptop_results.read_published())
+            assert {*table.splitlines()} <= lines
+            column = (ROOT / "records" / "recipes" / "README.md").read_text()
+            code, prose = blocks
+            scores = laptop_results.score_differences(blocks)
+            for variant in [*blocks[code]][1:]:
+                found = [scores[block, variant] for block in (code, prose)]
+                cells = [signed(each.test.difference) + "*" * each.measurable for each in found]
+                assert " / ".join(cells) in column, variant.name
+        elif part not in ("settings", "export"):
+            for difference in laptop_results.score_differences(blocks).values():
+                assert laptop_results.with_interval(difference) in readme
 
 
 @pytest.mark.slow
