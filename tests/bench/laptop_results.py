@@ -6,7 +6,7 @@
 
 The score is in bits per byte of the validation text, measured on the stored, quantized model; lower
 is better. Differences, intervals and the word "measurable" are those of tools/ablate.py. A part
-without finished runs is left out. This program trains nothing. It takes about a minute.
+without finished runs is left out. This program trains nothing. It takes less than a minute.
 """
 
 # Builds on tools/: ablate.py (compares variants), samples.py (tests), runs.py (reads logs),
@@ -206,8 +206,8 @@ def false_positives(
 ) -> float:
     """Return the share of simulated experiments in which ablate.py calls a difference measurable
     although all variants are equal: their scores, the base's too, are drawn from one
-    distribution. Holm's method accepts a difference if the smallest p is below 0.05 /
-    comparisons."""
+    distribution. Holm's method calls a difference measurable if the smallest p is below
+    0.05 / comparisons."""
     import numpy as np  # slow to import
     from scipy import stats
 
@@ -249,11 +249,9 @@ def noise_lines(parts: Mapping[str, Blocks], experiments: int) -> Iterator[str]:
     for name, draw in DISTRIBUTIONS.items():
         shares = [false_positives(draw, n, comparisons, experiments) for n in SEED_COUNTS[:2]]
         rows.append([name, *(f"{100 * share:.1f}" for share in shares)])
-    words = (
-        f"How many of 100 experiments call at least one of {comparisons} differences measurable, "
-    )
-    words += f"although all variants equal the base (from {experiments:,} simulated experiments"
-    yield f"{words} each):"
+    what = f"at least one of {comparisons} differences measurable, although all variants equal"
+    words = f"the base (from {experiments:,} simulated experiments each):"
+    yield f"How many of 100 experiments call {what} {words}"
     yield table(["scores vary between seeds", *(f"{n} seeds" for n in SEED_COUNTS[:2])], rows)
 
 
@@ -345,7 +343,7 @@ def kinds_table(blocks: Blocks, published: Mapping[str, Published]) -> str:
         )
     head = [f"{text_label(block)}: {word}" for block in blocks for word in VERDICTS]
     spread = "median standard deviation of the difference between seeds"
-    return table(["kind", "recipes", spread, *head], rows)
+    return table(["kind", "variants", spread, *head], rows)
 
 
 def sort_variants(scores: Mapping[tuple[Settings, Variant], Difference]) -> list[Variant]:
@@ -388,7 +386,7 @@ def correlation_lines(blocks: Blocks, published: Mapping[str, Published]) -> Ite
         if len(pairs) > 3:
             value, low, high = rank_correlation(pairs)
             words = f"{value:+.2f} (95 % interval {low:+.2f} to {high:+.2f})"
-            yield f"- {name}: {words}, {len(pairs)} recipes"
+            yield f"- {name}: {words}, {len(pairs)} variants"
 
 
 def list_effects(blocks: Blocks, published: Mapping[str, Published]) -> list[Effect]:
@@ -527,14 +525,11 @@ def describe_repeats(runs: Sequence[Run]) -> Iterator[str]:
         equal += len(losses) == 1
         scores = [*map(score, group)]
         largest = max(largest, max(scores) - min(scores))
-    text = "Combinations of configuration and seed of which several parts have a run: "
-    text += (
-        f"{len(repeated)}. In {equal} of them, all logged losses and the scores are equal to the "
-    )
-    text += "last digit"
+    what = "all logged losses and the scores are equal to the last digit"
     if equal < len(repeated):
-        text += f"; in the others, scores differ by at most {unsigned(largest)} bits per byte"
-    yield text + "."
+        what += f"; in the others, scores differ by at most {unsigned(largest)} bits per byte"
+    words = "Combinations of configuration and seed of which several parts have a run"
+    yield f"{words}: {len(repeated)}. In {equal} of them, {what}."
 
 
 def describe(folder: Path, name: str, out: Path, experiments: int) -> Iterator[str]:
@@ -611,7 +606,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--name", default="laptop", metavar="NAME", help=text)
     text = "folder for the plots (default: the folder with the logs)"
     add("--out", type=Path, metavar="FOLDER", help=text)
-    text = "simulated experiments for each share of false positives (default: 20000)"
+    text = "number of simulated experiments for each share of false positives (default: 20000)"
     add("--experiments", type=int, default=20_000, metavar="N", help=text)
     options = parser.parse_args(arguments)
     if options.experiments < 1:
